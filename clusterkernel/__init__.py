@@ -1,0 +1,72 @@
+"""Train on any cluster from a notebook cell.
+
+>>> import clusterkernel as ck
+>>> with ck.Executor("local") as ex:  # or "slurm"
+...     job = ex.submit(pow, 2, 10)
+>>> job.result()
+1024
+
+In a notebook: ``%load_ext clusterkernel``, then ``%%cluster_train?``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from typing import TYPE_CHECKING, Any, Final
+
+from clusterkernel._version import __version__
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from clusterkernel.errors import ClusterKernelError as ClusterKernelError
+    from clusterkernel.states import JobState as JobState
+
+# Public name -> the module that has it. They are looked up at first use: importing this package must cost nothing,
+# since it happens in every kernel that loads the extension and in every job that calls `log`.
+_LAZY: Final = {
+    "ClusterKernelError": "clusterkernel.errors",
+    "JobState": "clusterkernel.states",
+}
+
+__all__ = ["ClusterKernelError", "JobState", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
+
+
+class _Package(types.ModuleType):
+    """This package, in which a public name wins over a submodule of the same name (``jobs``)."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # The import system binds each submodule to its package; `ck.jobs()` would be gone after the first import.
+        if not (name in _LAZY and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Register the magics (``%load_ext clusterkernel``)."""
+    from clusterkernel import magics
+
+    magics.load(shell)
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """Take the magics back (``%unload_ext clusterkernel``)."""
+    from clusterkernel import magics
+
+    magics.unload(shell)

@@ -1,0 +1,186 @@
+"""A `concurrent.futures.Executor` whose workers are a cluster's."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clusterkernel import arrays, fields, jobs, profiles, submission
+from clusterkernel.backends import registry
+from clusterkernel.backends.base import Plan
+from clusterkernel.errors import ClusterKernelError
+from clusterkernel.spec import JobSpec
+
+__all__ = ["Executor", "plan"]
+
+
+class Executor(concurrent.futures.Executor):
+    """Submits functions, commands and axolotl configurations.
+
+    Parameters
+    ----------
+    backend : str, optional
+        ``local``, ``slurm``; default: the profile's, else ``local``.
+    profile : str, optional
+        A saved profile to start from.
+    **wanted
+        Fields of the spec, as flags without the dashes: ``nodes=2``,
+        ``gpus_per_node="h100:8"``, ``time="4h"``.
+
+    Raises
+    ------
+    SpecError
+        A field is not known or its value is wrong.
+
+    Examples
+    --------
+    >>> with Executor("local", time="10m") as ex:  # doctest: +SKIP
+    ...     ex.submit(pow, 2, 10).result()
+    1024
+    """
+
+    def __init__(self, backend: str | None = None, *, profile: str | None = None, **wanted: object) -> None:
+        base = profiles.load(profile) if profile else profiles.default()
+        values = {**base.values, **({"backend": backend} if backend else {}), **wanted}
+        origins = {name: where for name, where in base.origins.items() if name not in wanted}
+        origins.update({name: name for name in wanted})
+        self.spec: JobSpec = fields.build(values, origins=origins)
+        registry.get(self.spec.backend)
+        self._submitted: list[jobs.Job] = []
+        self._shut = False
+
+    def __repr__(self) -> str:
+        return f"<Executor {' '.join(f'{name}={value}' for name, value in fields.flatten(self.spec).items())}>"
+
+    def _check_open(self) -> None:
+        if self._shut:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> jobs.Job:
+        """Run ``fn(*args, **kwargs)``. Returns at once."""
+        from clusterkernel.payload import function
+
+        self._check_open()
+        return self._send(function.build(fn, args, kwargs, modules_root=Path.cwd()))
+
+    def _send(self, artefact: Any) -> jobs.Job:
+        made = submission.submit(self.spec, artefact)
+        assert isinstance(made, jobs.Job)
+        self._submitted.append(made)
+        return made
+
+    def map_jobs(self, fn: Callable[[Any], Any], items: Iterable[Any], *, chunksize: int = 1) -> arrays.JobArray:
+        """Run ``fn(item)`` for each item, as one array.
+
+        Parameters
+        ----------
+        fn : callable
+            Of one argument.
+        items : iterable
+            At least one.
+        chunksize : int
+            Items of each array task; more than one for short items.
+
+        Returns
+        -------
+        JobArray
+            One `Job` a task.
+        """
+        from clusterkernel.payload import function
+
+        self._check_open()
+        todo = list(items)
+        if not todo:
+            raise ClusterKernelError("map_jobs got no items.", hint="Give it at least one.")
+        if chunksize < 1:
+            raise ClusterKernelError(f"chunksize = {chunksize} is out of range.", hint="Write 1 or more.")
+        artefact = function.build_map(fn, todo, chunksize=chunksize, modules_root=Path.cwd())
+        made = submission.submit(self.spec, artefact, tasks=-(-len(todo) // chunksize))
+        assert isinstance(made, arrays.JobArray)
+        self._submitted += made
+        return made
+
+    def map(
+        self, fn: Callable[..., Any], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[Any]:
+        """As in the standard library, sent as one array. Abandoning the iterator cancels nothing."""
+        items = list(zip(*iterables, strict=False))
+        if not items:
+            return iter(())
+        made = self.map_jobs(_star(fn), items, chunksize=chunksize)
+        return _results(made, timeout)
+
+    def run(self, argv: Sequence[str | os.PathLike[str]]) -> jobs.Job:
+        """Run a command, given as a list of words; no shell reads them."""
+        from clusterkernel.payload import command
+
+        self._check_open()
+        return self._send(command.build([os.fspath(word) for word in argv] if not isinstance(argv, str) else argv))
+
+    def train(self, config: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> jobs.Job:
+        """Train an axolotl configuration: preprocess, then train.
+
+        Parameters
+        ----------
+        config : path
+            The YAML file.
+        overrides : mapping, optional
+            Keys that replace those of the file.
+        """
+        from clusterkernel.payload import axolotl
+
+        self._check_open()
+        return self._send(axolotl.build(Path(config), overrides=overrides or {}, launcher=self.spec.launcher.value))
+
+    def plan(self) -> Plan:
+        """What would be sent."""
+        return plan(self.spec)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more; with `wait`, wait for the end of what was submitted.
+
+        Parameters
+        ----------
+        wait : bool
+            As in the standard library. Without it the jobs go on.
+        cancel_futures : bool
+            Cancel what has not started.
+        """
+        self._shut = True
+        if cancel_futures:
+            for job in self._submitted:
+                if not job.running():
+                    job.cancel()
+        if wait:
+            for job in self._submitted:
+                job.wait()
+        self._submitted.clear()
+
+
+def plan(wanted: JobSpec) -> Plan:
+    """What a backend would send for a spec, without sending it."""
+    complete = submission.complete(wanted)
+    return registry.get(complete.backend).plan(complete)
+
+
+def _star(fn: Callable[..., Any]) -> Callable[[tuple[Any, ...]], Any]:
+    def call(arguments: tuple[Any, ...]) -> Any:
+        return fn(*arguments)
+
+    return call
+
+
+def _results(made: arrays.JobArray, timeout: float | None) -> Iterator[Any]:
+    import time
+
+    deadline = None if timeout is None else time.monotonic() + timeout
+    chunked = made.chunksize > 1
+    for job in made:
+        value = job.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        if chunked:
+            yield from value
+        else:
+            yield value

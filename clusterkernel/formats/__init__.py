@@ -1,0 +1,1 @@
+"""Platform files from a `JobSpec`, and back."""

@@ -1,0 +1,648 @@
+"""Jobs: futures whose computation lives on a platform and outlives this process."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from clusterkernel import logs, spec, watcher
+from clusterkernel.errors import (
+    BackendUnavailable,
+    ClusterKernelError,
+    JobCancelled,
+    JobDied,
+    JobError,
+    JobFailed,
+    JobLost,
+    JobOutOfMemory,
+    JobTimedOut,
+    LaunchFailed,
+    NodeLost,
+    ResultFailed,
+    UnknownJobError,
+    nearest,
+)
+from clusterkernel.jobfolder import JobFolder, JobRecord, JobRoot
+from clusterkernel.states import JobState
+from clusterkernel.views import JobView, OutputView
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from clusterkernel.arrays import JobArray
+
+__all__ = ["Job", "Outputs"]
+
+_ERRORS: Final[Mapping[JobState, type[JobError]]] = {
+    JobState.FAILED: JobFailed,
+    JobState.DIED: JobDied,
+    JobState.OUT_OF_MEMORY: JobOutOfMemory,
+    JobState.TIMED_OUT: JobTimedOut,
+    JobState.CANCELLED: JobCancelled,
+    JobState.NODE_LOST: NodeLost,
+    JobState.LAUNCH_FAILED: LaunchFailed,
+    JobState.RESULT_FAILED: ResultFailed,
+    JobState.LOST: JobLost,
+}
+_TAIL_LINES: Final = 20
+_METRICS_TAIL: Final = 1 << 16
+
+
+class Job(concurrent.futures.Future[Any]):
+    """One run: a cell, a call, a command, or a task of an array.
+
+    It is a `concurrent.futures.Future` and can be awaited. Its end is what the
+    platform and the job's own records say; leaving it, waiting for it in vain
+    or a time-out never cancels it.
+
+    Get one from `Executor.submit`, ``%%cluster_train`` or `job`; there is one
+    object per id in a process, and it pickles as its id.
+
+    Attributes
+    ----------
+    id : str
+        ``12``, ``12_3`` for task 3 of an array.
+    folder : JobFolder
+        Where it keeps all that is known of it.
+    """
+
+    def __init__(self, folder: JobFolder, task: int | None = None) -> None:
+        super().__init__()
+        self.folder = folder
+        self.record: JobRecord = folder.record
+        self._task = task or 0
+        self.id = folder.id if task is None else f"{folder.id}_{task}"
+        self._watcher = watcher.watcher(JobRoot(folder.path.parent))
+        self._callbacks: list[Callable[[Job], object]] = []
+        self._loaded: tuple[Any, BaseException | None] | None = None
+        self._load_lock = threading.Lock()
+        self._tracking = self._watcher.track(folder, task, self._on_news)
+        self._truth = self._tracking.tasks[self._task]
+        if self._truth.state.terminal:
+            self._end()
+
+    def __repr__(self) -> str:
+        why = f": {self.reason}" if self.reason else ""
+        return f"<Job {self.id} {self.name!r} {self.state}{why}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _load_job, (self.id, str(self.folder.path.parent))
+
+    # -- what it is and how it stands ----------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The platform's name of the job."""
+        return self.record.name
+
+    @property
+    def backend(self) -> str:
+        """Where it runs."""
+        return self.record.spec.backend
+
+    @property
+    def spec(self) -> spec.JobSpec:
+        """What it asked for."""
+        return self.record.spec
+
+    @property
+    def state(self) -> JobState:
+        """Where it is."""
+        return self._truth.state
+
+    @property
+    def reason(self) -> str:
+        """Why it is there, in a sentence; may be empty."""
+        return self._truth.reason
+
+    @property
+    def stale_since(self) -> float | None:
+        """Since when (Unix time) nothing was heard of it, while it runs."""
+        since = self._truth.stale_since
+        return None if since is None else time.time() - (time.monotonic() - since)
+
+    @property
+    def platform_id(self) -> str | None:
+        """The platform's id, once it has one."""
+        submission = self.folder.submission()
+        if submission is None:
+            return None
+        for base, first, count in submission.platform_ids:
+            if first <= self._task < first + count:
+                return f"{base}_{self._task - first}" if self.record.array and self.backend == "slurm" else base
+        return submission.platform_id
+
+    @property
+    def script(self) -> str:
+        """The text that was sent; empty until it was."""
+        try:
+            return self.folder.script.read_text()
+        except FileNotFoundError:
+            return ""
+
+    @property
+    def array(self) -> JobArray | None:
+        """The array that it is a task of."""
+        if not self.record.array:
+            return None
+        from clusterkernel.arrays import JobArray
+
+        return JobArray(self.folder)
+
+    def running(self) -> bool:
+        """Whether its code is being executed."""
+        return self.state in (JobState.RUNNING, JobState.FINISHING)
+
+    def cancelled(self) -> bool:
+        """Always False, as for any future that ended by an exception; `state` tells a cancelled job."""
+        return False
+
+    # -- the future's contract -------------------------------------------------------
+
+    def _on_news(self) -> None:
+        if self._truth.state.terminal:
+            self._end()
+        for callback in list(self._callbacks):
+            callback(self)
+
+    def _end(self) -> None:
+        with self._load_lock:
+            if not self.done():
+                # The value is loaded when somebody asks for it, not on the watcher's thread.
+                super().set_result(None)
+
+    def add_state_callback(self, callback: Callable[[Job], object]) -> None:
+        """Call `callback` with the job after each change of its state, on the watcher's thread."""
+        self._callbacks.append(callback)
+
+    def remove_state_callback(self, callback: Callable[[Job], object]) -> None:
+        """Undo `add_state_callback`."""
+        if callback in self._callbacks:
+            self._callbacks.remove(callback)
+
+    def wait(self, timeout: float | None = None) -> JobState:
+        """Wait for the end, at most `timeout` seconds; no error if it does not come or is bad.
+
+        Returns
+        -------
+        JobState
+            The state then.
+        """
+        self._await_end(timeout)
+        return self.state
+
+    def _await_end(self, timeout: float | None) -> bool:
+        if self.done():
+            return True
+        try:
+            with self._watcher.hurry():
+                finished = concurrent.futures.wait([self], timeout=timeout)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"Job {self.id} goes on. %cluster_cancel {self.id} ends it.") from None
+        return bool(finished.done)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What the cell's last expression or the function returned (rank 0's).
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait.
+
+        Raises
+        ------
+        TimeoutError
+            It is not there yet. The job goes on.
+        JobError
+            The job ended otherwise than well; where the user's code raised, its
+            own exception, with a `JobFailed` as its cause.
+        """
+        if not self._await_end(timeout):
+            raise concurrent.futures.TimeoutError(f"Job {self.id} is {self.state} after {timeout:g} s; it goes on.")
+        value, error = self._load()
+        if error is not None:
+            raise error
+        return value
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The exception that `result` would raise, None where the job did well."""
+        if not self._await_end(timeout):
+            raise concurrent.futures.TimeoutError(f"Job {self.id} is {self.state} after {timeout:g} s; it goes on.")
+        return self._load()[1]
+
+    def __await__(self) -> Iterator[Any]:
+        # A waiter of its own: asyncio.wrap_future would cancel the job when the wait is abandoned.
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+
+        def wake(_: object) -> None:
+            loop.call_soon_threadsafe(lambda: waiter.done() or waiter.set_result(None))
+
+        self.add_done_callback(wake)
+        with self._watcher.hurry():
+            yield from waiter
+        return self.result()
+
+    def cancel(self) -> bool:
+        """End the job.
+
+        Returns
+        -------
+        bool
+            True once the platform took the request; the future ends when the
+            end is confirmed. False where it has ended already.
+
+        Raises
+        ------
+        BackendError
+            The platform refused, or does not answer.
+        """
+        if self.state.terminal:
+            return False
+        self._ask_for_end((self._task,) if self.record.array else ())
+        return True
+
+    def _ask_for_end(self, tasks: tuple[int, ...]) -> None:
+        self.folder.request_cancel(tasks)
+        if self.folder.submission() is not None:
+            _with_patience(lambda: self._tracking.backend.cancel(self.folder, tasks or None), self.backend)
+        self._watcher.wake()
+
+    # -- what it made ------------------------------------------------------------------
+
+    @property
+    def outputs(self) -> Outputs:
+        """The names that the cell assigned, loaded when asked for."""
+        return Outputs(self)
+
+    def results(self) -> list[Any]:
+        """The return values of all ranks, by rank. Waits for the end."""
+        self.result()
+        from clusterkernel.payload import results
+
+        return [
+            results.load_result(out, self._namespace(), self.folder.payload)
+            for rank in range(self.spec.processes)
+            for out in self._result_dirs(rank)
+        ]
+
+    def _out(self, rank: int = 0) -> Path:
+        return self.folder.out(self._truth.attempt, self._task, rank)
+
+    def _result_dirs(self, rank: int) -> list[Path]:
+        """Where a process's results lie: its own folder, or one for each rank under its launcher."""
+        out = self._out(rank)
+        if self.spec.launcher is spec.Launcher.NONE or self.record.payload.kind == "command":
+            return [out]
+        ranks = [path for path in out.iterdir() if path.name.startswith("rank-")]
+        return sorted(ranks, key=lambda path: int(path.name.removeprefix("rank-")))
+
+    @staticmethod
+    def _namespace() -> dict[str, Any]:
+        return vars(sys.modules["__main__"])
+
+    def _load(self) -> tuple[Any, BaseException | None]:
+        with self._load_lock:
+            if self._loaded is None:
+                try:
+                    self._loaded = self._load_value(), None
+                except BaseException as error:
+                    if isinstance(error, KeyboardInterrupt):
+                        raise
+                    self._loaded = None, error
+        value, error = self._loaded
+        if error is not None:
+            # Each raise adds frames to it; nobody wants those of an earlier one.
+            error.__traceback__ = None
+        return value, error
+
+    def _load_value(self) -> Any:
+        if self.state is not JobState.SUCCEEDED:
+            raise self._error()
+        outcome = self._truth.outcome
+        if outcome is None or outcome.result == "none":
+            return None
+        from clusterkernel.payload import results
+
+        self.folder.verify()
+        return results.load_result(self._result_dirs(0)[0], self._namespace(), self.folder.payload)
+
+    def _error(self) -> BaseException:
+        outcome = self._truth.outcome
+        told = (outcome.error if outcome else None) or {}
+        message = f"Job {self.id} ({self.name}): {self.reason or self.state.value}"
+        error = _ERRORS[self.state](
+            message,
+            job_id=self.id,
+            log_tail=self.logs(_TAIL_LINES),
+            remote_traceback=str(told.get("traceback") or ""),
+            hint="" if self.state is JobState.CANCELLED else f"%cluster_logs {self.id} shows its output.",
+        )
+        if self.state is JobState.FAILED and told:
+            from clusterkernel.payload import results
+
+            self.folder.verify()
+            own = results.load_error(self._failed_out(), self._namespace(), self.folder.payload)
+            if own is not None:
+                own.__cause__ = error
+                return own
+        return error
+
+    def _failed_out(self) -> Path:
+        """The folder of the first rank that left an exception."""
+        for rank in range(self.spec.processes):
+            for out in self._result_dirs(rank):
+                if (out / "error.pkl").is_file():
+                    return out
+        return self._out()
+
+    # -- what it says ------------------------------------------------------------------
+
+    def logs(self, lines: int | None = None, stream: str = "both", rank: int = 0) -> str:
+        """What it printed.
+
+        Parameters
+        ----------
+        lines : int, optional
+            Only so many from the end.
+        stream : str
+            ``both``, in the order in which they were written, ``stdout`` or ``stderr``.
+        rank : int
+            Of which process.
+        """
+        if stream not in ("both", "stdout", "stderr"):
+            raise ClusterKernelError(f"stream = {stream!r} is not known.", hint="Write both, stdout or stderr.")
+        if not 0 <= rank < self.spec.processes:
+            raise ClusterKernelError(
+                f"Job {self.id} has no process {rank}.", hint=f"It has 0 to {self.spec.processes - 1}."
+            )
+        return logs.tail(self._out(rank), lines, stream)
+
+    def follow(self, stream: str = "both", rank: int = 0, *, tail: int | None = None) -> Iterator[str]:
+        """What it prints, as it comes, until its end.
+
+        Parameters
+        ----------
+        stream, rank
+            As for `logs`.
+        tail : int, optional
+            Begin about so many bytes before the end of what is there.
+        """
+        reader, attempt = logs.Reader(self._out(rank), stream), self._truth.attempt
+        if tail is not None and reader.out.is_dir():
+            reader.seek_tail(tail)
+        while True:
+            over = self.state.terminal
+            if attempt != self._truth.attempt:
+                reader, attempt = logs.Reader(self._out(rank), stream), self._truth.attempt
+            if data := reader.read(1 << 16):
+                yield data.decode("utf-8", "replace")
+            elif over:
+                return
+            else:
+                self._await_end(0.2)
+
+    def metrics(self) -> pd.DataFrame:
+        """The run's metrics; columns and dtypes as in `frames.metrics_frame`. Works while it runs."""
+        from clusterkernel import frames
+
+        return frames.metrics_frame(self._records("metrics.jsonl"))
+
+    def usage(self) -> pd.DataFrame:
+        """CPU, memory and GPU use over time; columns and dtypes as in `frames.usage_frame`."""
+        from clusterkernel import frames
+
+        return frames.usage_frame(self._records("usage.jsonl"))
+
+    def _records(self, name: str) -> list[dict[str, Any]]:
+        from clusterkernel import frames
+
+        records: list[dict[str, Any]] = []
+        for attempt in range(self._truth.attempt + 1):
+            for rank in range(self.spec.processes):
+                path = self.folder.out(attempt, self._task, rank) / name
+                records += frames.read_records(path)[0]
+        return records
+
+    def _latest(self) -> tuple[tuple[float, float] | None, dict[str, float]]:
+        """Progress and the last value of each metric, from the end of the first process's records."""
+        progress, latest = None, {}
+        for record in _last_records(self._out() / "metrics.jsonl"):
+            if record.get("source") == "progress":
+                progress = (float(record["done"]), float(record["total"]))
+            else:
+                for key in ("step", "epoch"):
+                    if record.get(key) is not None:
+                        latest[key] = float(record[key])
+                latest.update(record.get("values", {}))
+        return progress, latest
+
+    def progress(self) -> tuple[float, float] | None:
+        """Done and total, where it says so."""
+        return self._latest()[0]
+
+    def latest(self) -> dict[str, float]:
+        """The last value of each metric."""
+        return self._latest()[1]
+
+    def summary(self, *, tail: int = _TAIL_LINES) -> JobView:
+        """All that a card shows of it."""
+        truth, outcome = self._truth, self._truth.outcome
+        told = (outcome.error if outcome else None) or {}
+        begun = truth.started is not None
+        progress, latest = self._latest() if begun else (None, {})
+        error = f"{told.get('type')}: {told.get('message')}" if told else ""
+        return JobView(
+            id=self.id,
+            name=self.name,
+            state=truth.state,
+            backend=self.backend,
+            reason=truth.reason,
+            platform_id=self.platform_id or "",
+            title=self.record.payload.title,
+            counts=spec.describe(self.spec),
+            nodes=self.spec.resources.nodes,
+            gpus=self.spec.gpus,
+            node=truth.node,
+            created=self.record.created,
+            started=truth.started,
+            ended=truth.ended,
+            stale_since=self.stale_since,
+            attempt=truth.attempt,
+            exit_code=truth.exit_code,
+            progress=progress,
+            latest=latest,
+            outputs={name: _output_view(about) for name, about in (outcome.outputs if outcome else {}).items()},
+            bind=self.record.payload.bind,
+            error=error,
+            traceback=str(told.get("traceback") or ""),
+            tail=self.logs(tail) if begun and tail else "",
+            folder=str(self.folder.path),
+        )
+
+    def rerun(self, changes: Mapping[str, Any] | None = None, **fields: object) -> Job:
+        """Run the same again, or the same with changes.
+
+        Parameters
+        ----------
+        changes : mapping, optional
+            Payload parameters: captured names, keyword arguments, axolotl keys.
+        **fields
+            Fields of the spec, as `Executor` takes them.
+        """
+        from clusterkernel import submission
+
+        again = submission.rerun(self, changes or {}, fields)
+        assert isinstance(again, Job)
+        return again
+
+
+class Outputs(Mapping[str, Any]):
+    """The names that a job saved; a value is loaded each time it is asked for."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def _saved(self) -> dict[str, OutputView]:
+        outcome = self._job._truth.outcome
+        return {name: _output_view(about) for name, about in (outcome.outputs if outcome else {}).items()}
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, about in self._saved().items() if not about.error)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"<outputs of job {self._job.id}: {', '.join(self) or 'none'}>"
+
+    def __getitem__(self, name: str) -> Any:
+        job = self._job
+        saved = self._saved()
+        if not job.state.terminal:
+            raise ClusterKernelError(f"Job {job.id} is {job.state}.", hint=f"%cluster_wait {job.id} waits for it.")
+        if name not in saved:
+            raise KeyError(f"Job {job.id} saved no {name!r}. {nearest(name, saved)}".rstrip())
+        if error := saved[name].error:
+            raise ResultFailed(f"{name!r} of job {job.id} could not be saved: {error}", job_id=job.id)
+        from clusterkernel.payload import results
+
+        job.folder.verify()
+        return results.load_output(self.path(name), job._namespace(), job.folder.payload)
+
+    def path(self, name: str) -> Path:
+        """The file that holds the value."""
+        return self._job._result_dirs(0)[0] / "outputs" / f"{name}.pkl"
+
+
+def _output_view(about: Mapping[str, Any]) -> OutputView:
+    return OutputView(
+        size=int(about.get("size") or 0), type=str(about.get("type") or ""), error=str(about.get("error") or "")
+    )
+
+
+def _last_records(path: Path) -> list[dict[str, Any]]:
+    try:
+        with open(path, "rb") as file:
+            start = max(0, os.fstat(file.fileno()).st_size - _METRICS_TAIL)
+            file.seek(start)
+            data = file.read()
+    except FileNotFoundError:
+        return []
+    lines = data.split(b"\n")[1 if start else 0 : -1]
+    records = []
+    for line in lines:
+        try:
+            record = msgspec.json.decode(line)
+        except msgspec.DecodeError:
+            continue  # NaN and infinities are beyond JSON: the card can do without
+        if isinstance(record, dict):
+            records.append(record)
+    return records
+
+
+def _with_patience(call: Callable[[], None], backend: str, patience: float = 30.0) -> None:
+    """Run `call` in a thread and wait so that an interrupt comes through; a controller may hang for 20 s."""
+    outcome: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="clusterkernel-cancel", daemon=True).start()
+    try:
+        outcome.result(patience)
+    except concurrent.futures.TimeoutError:
+        raise BackendUnavailable(f"{backend} does not answer.", hint="The request stands; try again later.") from None
+
+
+_JOBS: weakref.WeakValueDictionary[tuple[str, str], Job] = weakref.WeakValueDictionary()
+_JOBS_LOCK = threading.RLock()
+
+
+def of_folder(folder: JobFolder, task: int | None = None) -> Job:
+    """The process's object for a job or a task of an array."""
+    key = (str(folder.path), "" if task is None else str(task))
+    with _JOBS_LOCK:
+        found = _JOBS.get(key)
+        if found is None:
+            found = _JOBS[key] = Job(folder, task)
+        return found
+
+
+def job(job_id: str | int, *, root: JobRoot | None = None) -> Job | JobArray:
+    """The job with this id: ``12``, ``"12_3"``, or a platform's, ``"slurm:8123_4"``.
+
+    Raises
+    ------
+    UnknownJobError
+        There is none.
+    """
+    from clusterkernel.arrays import JobArray
+
+    root = root or JobRoot()
+    text = str(job_id).strip()
+    if ":" in text and not text[0].isdigit():
+        return _by_platform_id(text, root)
+    number, _, task = text.partition("_")
+    folder = root.open(number)
+    if not folder.record.array:
+        if task:
+            raise UnknownJobError(f"Job {number} is no array.", hint=f"Write {number}.")
+        return of_folder(folder)
+    if not task:
+        return JobArray(folder)
+    if not task.isdigit() or int(task) >= folder.record.tasks:
+        raise UnknownJobError(
+            f"Job {number} has no task {task!r}.", hint=f"It has {number}_0 to {number}_{folder.record.tasks - 1}."
+        )
+    return of_folder(folder, int(task))
+
+
+def _by_platform_id(text: str, root: JobRoot) -> Job | JobArray:
+    backend, _, wanted = text.partition(":")
+    for folder in root.folders():
+        submission = folder.submission() if folder.record.spec.backend == backend else None
+        for base, first, count in submission.platform_ids if submission else ():
+            if wanted == base:
+                return job(folder.id, root=root)
+            number = wanted.removeprefix(f"{base}_")
+            if number != wanted and number.isdigit() and int(number) < count and folder.record.array:
+                return of_folder(folder, first + int(number))
+    raise UnknownJobError(f"No job of ours is {text!r}.", hint="%cluster_jobs lists all.")
+
+
+def _load_job(job_id: str, root: str) -> Job | JobArray:
+    return job(job_id, root=JobRoot(Path(root)))

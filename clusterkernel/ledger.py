@@ -1,0 +1,202 @@
+"""A per-host cache over the job folders, in SQLite on local disk.
+
+It holds two things, both of which can be lost without harm: what the platform
+last said of each job (so that many kernels of a user on a host ask once), and
+the summary of jobs that have ended (so that a long list need not open every
+folder). The folders are the truth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import sqlite3
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from clusterkernel.errors import JobRootError
+
+__all__ = ["Ledger", "local_dir"]
+
+SCHEMA: Final = 1
+
+
+def local_dir() -> Path:
+    """A folder of ours on this host's local disk, mode 0700.
+
+    ``$CLUSTERKERNEL_LOCAL_DIR``, else ``/var/tmp/clusterkernel-UID``: homes are
+    on NFS, where locks and SQLite cannot be trusted.
+
+    Raises
+    ------
+    JobRootError
+        It belongs to another user or others may enter it.
+    """
+    path = Path(os.environ.get("CLUSTERKERNEL_LOCAL_DIR") or f"/var/tmp/clusterkernel-{os.geteuid()}")  # noqa: S108
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = os.lstat(path)
+    except OSError as error:
+        raise JobRootError(
+            f"{path} cannot be made: {error.strerror}.", hint="Set CLUSTERKERNEL_LOCAL_DIR to a folder of yours."
+        ) from error
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
+        raise JobRootError(
+            f"{path} is not a private folder of yours.", hint="Remove it, or set CLUSTERKERNEL_LOCAL_DIR."
+        )
+    return path
+
+
+class Ledger:
+    """The cache for one job root.
+
+    Parameters
+    ----------
+    root : Path
+        The job root; each has a file of its own.
+
+    Notes
+    -----
+    A connection belongs to the process that opened it: it is dropped, not
+    closed, in a forked child. A damaged file is put aside and made anew; a
+    file of another schema has another name.
+    """
+
+    def __init__(self, root: Path) -> None:
+        digest = hashlib.sha256(os.fsencode(root.absolute())).hexdigest()[:12]
+        self._base = local_dir() / f"{digest}.v{SCHEMA}"
+        self._path = self._base.with_suffix(f".v{SCHEMA}.sqlite")
+        self._connection: sqlite3.Connection | None = None
+        self._pid = 0
+        self._lock = threading.RLock()
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._connection is not None and self._pid == os.getpid():
+            return self._connection
+        try:
+            connection = self._open()
+        except sqlite3.DatabaseError:
+            self._discard()
+            connection = self._open()
+        self._connection, self._pid = connection, os.getpid()
+        return connection
+
+    def _open(self) -> sqlite3.Connection:
+        os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600))
+        connection = sqlite3.connect(self._path, timeout=10, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=OFF")
+        connection.execute("CREATE TABLE IF NOT EXISTS answers (backend TEXT, job TEXT, at REAL, body BLOB, PRIMARY KEY (backend, job))")
+        connection.execute("CREATE TABLE IF NOT EXISTS asked (backend TEXT PRIMARY KEY, at REAL)")
+        connection.execute("CREATE TABLE IF NOT EXISTS ended (job TEXT PRIMARY KEY, created REAL, body BLOB)")
+        return connection
+
+    def _run(self, sql: str, values: Sequence[object] = ()) -> list[tuple[object, ...]]:
+        with self._lock:
+            try:
+                return self._connect().execute(sql, values).fetchall()
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+                    raise
+                self._connection = None
+                self._discard()
+                return self._connect().execute(sql, values).fetchall()
+
+    def _discard(self) -> None:
+        """Remove a damaged file: it is only a cache."""
+        for path in self._path.parent.glob(self._path.name + "*"):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+
+    # -- the platform's answers -----------------------------------------------
+
+    @contextlib.contextmanager
+    def _turn(self, backend: str) -> Iterator[bool]:
+        """Whether it is this process's turn to ask; never waits, and is free again when the holder dies."""
+        file = os.open(f"{self._base}.{backend}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+        finally:
+            os.close(file)
+
+    def answers(
+        self,
+        backend: str,
+        jobs: Sequence[str],
+        ask: Callable[[], Mapping[str, bytes]],
+        *,
+        max_age: float,
+    ) -> dict[str, tuple[float, bytes]]:
+        """What the platform says of `jobs`, asking at most once in `max_age` seconds per host and user.
+
+        Parameters
+        ----------
+        backend : str
+            Whose platform.
+        jobs : sequence of str
+            Our ids.
+        ask : callable
+            Asks the platform, about every live job of the user: our id -> answer.
+        max_age : float
+            Seconds for which an earlier answer is good enough.
+
+        Returns
+        -------
+        dict
+            Our id -> (unix time of this host, answer); without those that were not answered for.
+        """
+        now = time.time()
+        asked = self._run("SELECT at FROM asked WHERE backend = ?", (backend,))
+        due = not asked or not 0 <= now - float(str(asked[0][0])) < max_age
+        if due:
+            with self._turn(backend) as mine:
+                if mine:
+                    self._run("INSERT OR REPLACE INTO asked VALUES (?, ?)", (backend, now))
+                    fresh = ask()
+                    rows = [(backend, job, time.time(), body) for job, body in fresh.items()]
+                    with self._lock:
+                        connection = self._connect()
+                        connection.execute("BEGIN")
+                        connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", rows)
+                        connection.execute("COMMIT")
+        wanted = set(jobs)
+        held = self._run("SELECT job, at, body FROM answers WHERE backend = ?", (backend,))
+        return {str(job): (float(str(at)), bytes(body)) for job, at, body in held if job in wanted}  # type: ignore[arg-type]
+
+    def forget_answers(self, backend: str, jobs: Sequence[str]) -> None:
+        """Drop the answers about jobs that have ended."""
+        for job in jobs:
+            self._run("DELETE FROM answers WHERE backend = ? AND job = ?", (backend, job))
+
+    # -- jobs that have ended ---------------------------------------------------
+
+    def ended(self) -> dict[str, bytes]:
+        """Summaries of ended jobs by id, as `remember` got them."""
+        return {str(job): bytes(body) for job, body in self._run("SELECT job, body FROM ended")}  # type: ignore[arg-type]
+
+    def remember(self, job: str, created: float, summary: object) -> None:
+        """Keep the summary of a job that has ended."""
+        self._run("INSERT OR REPLACE INTO ended VALUES (?, ?, ?)", (job, created, msgspec.json.encode(summary)))
+
+    def forget(self, job: str) -> None:
+        """Drop a job whose folder was removed."""
+        self._run("DELETE FROM ended WHERE job = ?", (job,))
+
+    def close(self) -> None:
+        """Close the connection, where this process opened it."""
+        if self._connection is not None and self._pid == os.getpid():
+            self._connection.close()
+        self._connection = None

@@ -1,0 +1,134 @@
+"""Names that come back: bound on the main thread, between cells, where their placeholder still stands."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from clusterkernel.errors import ClusterKernelError
+from clusterkernel.magics.cards import Cards
+from clusterkernel.magics.notebook import kernel_of
+from clusterkernel.magics.pending import Pending
+from clusterkernel.render import format_size
+from clusterkernel.states import JobState
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from clusterkernel.jobs import Job
+
+__all__ = ["Deliveries"]
+
+# In these states what the job saved is what its whole code made.
+_WHOLE: Final = (JobState.SUCCEEDED, JobState.RESULT_FAILED)
+
+
+class _Delivery:
+    def __init__(self, job: Job, placeholders: dict[str, Pending]) -> None:
+        self.job = job
+        self.placeholders = placeholders
+
+
+class Deliveries:
+    """The names that jobs have yet to deliver into a shell's namespace.
+
+    Parameters
+    ----------
+    shell : InteractiveShell
+        Whose namespace.
+    limit : int
+        Bytes; more than that is not loaded by itself.
+    """
+
+    def __init__(self, shell: InteractiveShell, limit: int) -> None:
+        self._shell = shell
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._waiting: dict[str, list[_Delivery]] = {}
+        self._ended: list[_Delivery] = []
+        self._in_cell = False
+        self.cards = Cards(shell, self.expects)
+
+    def expects(self, job_id: str) -> bool:
+        """Whether names of this job are still to be bound here."""
+        with self._lock:
+            return job_id in self._waiting
+
+    def expect(self, job: Job, names: Sequence[str]) -> None:
+        """Put placeholders for what `job` will deliver, and bind the values when it has ended."""
+        delivery = _Delivery(job, {name: Pending(name, job) for name in names})
+        self._shell.user_ns.update(delivery.placeholders)
+        with self._lock:
+            self._waiting.setdefault(job.id, []).append(delivery)
+        job.add_done_callback(lambda _: self._on_end(delivery))
+
+    def _on_end(self, delivery: _Delivery) -> None:
+        """On the watcher's thread, or on ours where the job had ended already."""
+        with self._lock:
+            self._ended.append(delivery)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if (loop := getattr(kernel_of(self._shell), "io_loop", None)) is not None:
+            loop.add_callback(self._between_cells)
+
+    def _between_cells(self) -> None:
+        # Inside an async cell the loop runs at each of its awaits.
+        if not self._in_cell:
+            self.collect()
+
+    def before_cell(self, *_: Any) -> None:
+        """For IPython's ``pre_execute``."""
+        if threading.current_thread() is threading.main_thread():
+            self.collect()
+            self._in_cell = True
+
+    def after_cell(self, *_: Any) -> None:
+        """For IPython's ``post_execute``."""
+        if threading.current_thread() is threading.main_thread():
+            self._in_cell = False
+            if self._ended:
+                self._schedule()
+
+    def collect(self) -> None:
+        """Bind what has come; on the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        while True:
+            with self._lock:
+                if not self._ended:
+                    return
+                delivery = self._ended.pop(0)
+            bound, note = self._bind(delivery)
+            with self._lock:
+                others = self._waiting.get(delivery.job.id, [])
+                if delivery in others:
+                    others.remove(delivery)
+                if not others:
+                    self._waiting.pop(delivery.job.id, None)
+            self.cards.delivered(delivery.job, bound=bound, note=note)
+
+    def _bind(self, delivery: _Delivery) -> tuple[tuple[str, ...], str]:
+        """What was bound, and what a person should know."""
+        job, namespace = delivery.job, self._shell.user_ns
+        if job.state not in _WHOLE:
+            job.folder.mark_delivered()
+            return (), ""
+        standing = [name for name, mark in delivery.placeholders.items() if namespace.get(name) is mark]
+        saved = {name: output for name, output in job.summary().outputs.items() if not output.error}
+        wanted = [name for name in standing if name in saved]
+        size = sum(saved[name].size for name in wanted)
+        if size > self._limit:
+            return (), (
+                f"{', '.join(wanted)} take{'s' * (len(wanted) == 1)} {format_size(size)}, more than "
+                f"{format_size(self._limit)}, and {'is' if len(wanted) == 1 else 'are'} not bound by "
+                f"{'itself' if len(wanted) == 1 else 'themselves'}."
+            )
+        try:
+            values = {name: job.outputs[name] for name in wanted}
+        except ClusterKernelError as error:
+            return (), str(error)
+        namespace.update(values)
+        job.folder.mark_delivered()
+        return tuple(wanted), ""

@@ -1,0 +1,185 @@
+"""The cards of live jobs: one display each, kept up to date from one thread.
+
+Only an update by display id finds its own cell from a thread; a print or a new
+display would land in whichever cell runs now.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from clusterkernel import render
+from clusterkernel.errors import ClusterKernelError
+from clusterkernel.magics.notebook import in_kernel
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from clusterkernel.jobs import Job, JobArray
+
+__all__ = ["Cards"]
+
+# At most two updates a second; fewer for a job that runs long: a server keeps
+# what it sends for a browser that is away.
+_SHORTEST: Final = 0.5
+_LONGEST: Final = 15.0
+
+
+class _Card:
+    """One display of one job."""
+
+    def __init__(self, job: Job | JobArray) -> None:
+        self.job = job
+        self.display_id = secrets.token_hex(16)
+        self.bound: tuple[str, ...] = ()
+        self.note = ""
+        self.dirty = False
+        self.final = False
+        self.shown = 0
+        self.born = self.painted = time.monotonic()
+
+    def bundle(self) -> dict[str, Any]:
+        """The card now. Finds out whether the job has ended."""
+        now = time.time()
+        if hasattr(self.job, "summary"):
+            view = self.job.summary()
+            self.final = view.state.terminal
+            return render.bundle(view, render.Around(now=now, bound=self.bound, note=self.note))
+        views = [job.summary() for job in self.job]
+        self.final = all(view.state.terminal for view in views)
+        return render.array_bundle(self.job.id, views, name=views[0].name if views else "", now=now)
+
+    def due(self) -> float:
+        """When it is to be painted again, on the monotonic clock."""
+        if self.dirty:
+            return self.painted + _SHORTEST
+        if self.final:
+            return math.inf  # waits for its names
+        return self.painted + min(max(1.0, (self.painted - self.born) / 60), _LONGEST)
+
+
+class Cards:
+    """All cards of a kernel.
+
+    Parameters
+    ----------
+    shell : InteractiveShell
+        Where they are displayed.
+    expects : callable
+        Whether names of the job with this id are still to be bound here.
+    """
+
+    def __init__(self, shell: InteractiveShell, expects: Callable[[str], bool]) -> None:
+        self._shell = shell
+        self._expects = expects
+        self._condition = threading.Condition()
+        self._live: list[_Card] = []
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+        self._just_shown: tuple[int, set[str]] = (0, set())
+
+    def show(self, job: Job | JobArray) -> None:
+        """Display a job's card and keep it up to date; on the main thread.
+
+        IPython shows the value of a cell's last line by itself: that value is
+        left alone there once.
+        """
+        self._display(job)
+        count = self._shell.execution_count
+        if self._just_shown[0] != count:
+            self._just_shown = (count, set())
+        self._just_shown[1].add(job.id)
+
+    def formatter(self, job: Job | JobArray) -> None:
+        """For IPython's ``ipython_display_formatter``."""
+        count, ids = self._just_shown
+        if count == self._shell.execution_count and job.id in ids:
+            ids.discard(job.id)
+        else:
+            self._display(job)
+
+    def _display(self, job: Job | JobArray) -> None:
+        from IPython.display import publish_display_data
+
+        card = _Card(job)
+        bundle = card.bundle()
+        if not in_kernel(self._shell):
+            publish_display_data(bundle)
+            return
+        card.shown = hash(bundle["text/html"])
+        publish_display_data(bundle, transient={"display_id": card.display_id})
+        if card.final and not self._expects(job.id):
+            return
+        with self._condition:
+            self._live.append(card)
+            if not self._stopped and (self._thread is None or not self._thread.is_alive()):
+                self._thread = threading.Thread(target=self._run, name="clusterkernel-cards", daemon=True)
+                self._thread.start()
+        for one in job if hasattr(job, "frame") else [job]:
+            one.add_state_callback(self._changed)
+
+    def _changed(self, job: Job) -> None:
+        # On the watcher's thread: only take note.
+        with self._condition:
+            for card in self._live:
+                if card.job is job or card.job is job.array:
+                    card.dirty = True
+            self._condition.notify()
+        if job.state.terminal:
+            job.remove_state_callback(self._changed)
+
+    def delivered(self, job: Job, *, bound: tuple[str, ...], note: str) -> None:
+        """Say on the job's cards what became of its names; from any thread."""
+        with self._condition:
+            for card in self._live:
+                if card.job is job:
+                    card.bound, card.note, card.dirty = bound, note, True
+            self._condition.notify()
+
+    def stop(self) -> None:
+        """Leave all cards as they are."""
+        with self._condition:
+            self._stopped = True
+            self._condition.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(5)
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                if self._stopped or not self._live:
+                    self._thread = None
+                    return
+                now = time.monotonic()
+                due = [card for card in self._live if card.due() <= now]
+                if not due:
+                    wait = min(card.due() for card in self._live) - now
+                    self._condition.wait(None if wait == math.inf else max(0.01, wait))
+                    continue
+                for card in due:
+                    card.dirty = False
+            for card in due:
+                self._paint(card)
+
+    def _paint(self, card: _Card) -> None:
+        from IPython.display import publish_display_data
+
+        card.painted = time.monotonic()
+        try:
+            bundle = card.bundle()
+        except (ClusterKernelError, OSError):
+            # Its folder was removed, or the file system hangs up: the card stays, and is looked at again later.
+            card.born = card.painted - 60 * _LONGEST
+            return
+        if card.shown != (shown := hash(bundle["text/html"])):
+            card.shown = shown
+            publish_display_data(bundle, transient={"display_id": card.display_id}, update=True)
+        with self._condition:
+            if card.final and not card.dirty and not self._expects(card.job.id):
+                self._live.remove(card)

@@ -1,0 +1,120 @@
+"""Keeps a cell from running on a name that a job has yet to deliver."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from IPython.core.error import InputRejected
+
+from clusterkernel.errors import ClusterKernelError
+from clusterkernel.magics.binding import Deliveries
+from clusterkernel.magics.pending import Pending, job_of, pending_names, still_pending
+from clusterkernel.magics.reach import reach
+from clusterkernel.magics.waiting import WaitStopped, wait_for
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+__all__ = ["Guard"]
+
+# IPython's spelling of `!command`, in which {name} and $name are values.
+_SHELL_CALLS: Final = {"system", "getoutput", "getoutput_as_list"}
+_IN_SHELL: Final = re.compile(r"[{$]\s*([A-Za-z_]\w*)")
+
+
+class Guard:
+    """An AST transformer that changes nothing, and refuses or waits.
+
+    Parameters
+    ----------
+    shell : InteractiveShell
+        Whose cells.
+    deliveries : Deliveries
+        Binds what has come.
+    waits : callable
+        Whether to wait for a name, or to refuse the cell.
+    """
+
+    def __init__(self, shell: InteractiveShell, deliveries: Deliveries, waits: Callable[[], bool]) -> None:
+        self._shell = shell
+        self._deliveries = deliveries
+        self._waits = waits
+
+    def visit(self, tree: ast.AST) -> ast.AST:
+        """Called by IPython with each cell before it runs.
+
+        Raises
+        ------
+        InputRejected
+            The cell reads a name that is not there.
+        """
+        if pending_names(self._shell.user_ns):
+            self._deliveries.collect()
+            if waiting := pending_names(self._shell.user_ns):
+                try:
+                    self.require(self._read_by(tree), waiting)
+                except (ClusterKernelError, WaitStopped) as error:
+                    reject(error)
+                except Exception as error:  # noqa: BLE001 - the user's own, from the job
+                    if getattr(error, "__cause__", None) is None:
+                        raise
+                    reject(error)
+        return tree
+
+    def require(self, names: Iterable[str], waiting: Mapping[str, Pending] | None = None) -> None:
+        """Make sure that none of `names` is missing.
+
+        Raises
+        ------
+        PendingError
+            One is, and nobody wants to wait.
+        Exception
+            The job ended otherwise than well: its own error where it was waited for.
+        """
+        waiting = pending_names(self._shell.user_ns) if waiting is None else waiting
+        needed = {name: waiting[name] for name in names if name in waiting}
+        if not needed:
+            return
+        jobs = list({job_of(value).id: job_of(value) for value in needed.values()}.values())
+        if not self._waits():
+            raise still_pending(next(iter(needed.values())))
+        wait_for(jobs)
+        self._deliveries.collect()
+        for name, value in needed.items():
+            if self._shell.user_ns.get(name) is value:
+                self._deliveries.bind_now(value, name)
+
+    def _read_by(self, tree: ast.AST) -> list[str]:
+        """Names that the cell reads, also through the notebook's functions and classes."""
+        found = dict.fromkeys(reach(tree, self._shell.user_ns))
+        for text in _shell_lines(tree):
+            found.update(dict.fromkeys(_IN_SHELL.findall(text)))
+        return list(found)
+
+
+def _shell_lines(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in _SHELL_CALLS
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+            and isinstance(node.args[0].value, str)
+        ):
+            yield node.args[0].value
+
+
+def reject(error: BaseException) -> NoReturn:
+    """Have IPython refuse the cell with `error`'s own name and lines."""
+    render = getattr(error, "_render_traceback_", None)
+    lines: list[str] = list(render()) if render else [f"{type(error).__name__}: {error}"]
+
+    def shown(self: BaseException, *_: Any, **__: Any) -> list[str]:
+        return lines
+
+    kind = type(type(error).__name__, (InputRejected,), {"_render_traceback_": shown})
+    raise kind(str(error)) from None

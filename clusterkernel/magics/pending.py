@@ -1,0 +1,120 @@
+"""A name that a job has yet to deliver.
+
+An old value under the same name would be used unseen, so a placeholder stands
+there from the submission on. Whatever uses it raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from clusterkernel.errors import PendingError
+from clusterkernel.states import JobState
+
+if TYPE_CHECKING:
+    from clusterkernel.jobs import Job
+
+__all__ = ["Pending", "job_of", "pending_names", "still_pending"]
+
+# Python looks these up on the type, past `__getattr__`; NumPy asks for `__array__` before it wraps what it does not know.
+_USES: Final = """
+    call iter next len bool contains getitem setitem delitem int float complex index str bytes format fspath
+    lt le gt ge eq ne neg pos abs invert round trunc floor ceil enter exit aenter aexit aiter anext await
+    reversed array reduce_ex copy deepcopy
+    add sub mul truediv floordiv mod divmod pow matmul and or xor lshift rshift
+    radd rsub rmul rtruediv rfloordiv rmod rdivmod rpow rmatmul rand ror rxor rlshift rrshift
+    iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor ilshift irshift
+""".split()
+
+
+class Pending:
+    """Stands for a value that a job has yet to deliver.
+
+    Its representation tells the job and its state; every other use raises
+    `PendingError`.
+
+    Parameters
+    ----------
+    name : str
+        The variable.
+    job : Job
+        Who delivers it.
+    """
+
+    __slots__ = ("_clusterkernel_job", "_clusterkernel_name")
+    __clusterkernel_pending__ = True
+
+    _clusterkernel_name: str
+    _clusterkernel_job: Job
+
+    def __init__(self, name: str, job: Job) -> None:
+        object.__setattr__(self, "_clusterkernel_name", name)
+        object.__setattr__(self, "_clusterkernel_job", job)
+
+    def __repr__(self) -> str:
+        job = self._clusterkernel_job
+        verb = "did not deliver it" if job.state.terminal else "has yet to deliver it"
+        return f"<{self._clusterkernel_name}: job {job.id} ({job.state}) {verb}>"
+
+    def __getattr__(self, name: str) -> Any:
+        # Tools look for such names on whatever they meet, and expect no more than that there is none.
+        if name.startswith(("__", "_repr_", "_ipython_")):
+            raise AttributeError(name)
+        raise still_pending(self)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise still_pending(self)
+
+    def __delattr__(self, name: str) -> None:
+        raise still_pending(self)
+
+    def __dir__(self) -> list[str]:
+        return []
+
+    __hash__ = object.__hash__
+
+
+def _use() -> Callable[..., Any]:
+    def use(self: Pending, *_: object, **__: object) -> Any:
+        raise still_pending(self)
+
+    return use
+
+
+for _name in _USES:
+    setattr(Pending, f"__{_name}__", _use())
+
+
+def job_of(value: Pending) -> Job:
+    """The job that delivers it."""
+    return value._clusterkernel_job
+
+
+def still_pending(value: Pending) -> PendingError:
+    """The one line for a name that was used too early, or that never came."""
+    name, job = value._clusterkernel_name, value._clusterkernel_job
+    if not job.state.terminal:
+        return PendingError(
+            f"{name} is not there yet: job {job.id} is {job.state}.", hint=f"%cluster_wait {job.id} waits for it."
+        )
+    view = job.summary()
+    output = view.outputs.get(name)
+    if output is not None and output.error:
+        return PendingError(f"{name} could not be saved by job {job.id}: {output.error}.")
+    if output is not None:
+        return PendingError(
+            f"{name} was saved by job {job.id} and is not bound.", hint=f"%cluster_bind {job.id} {name} binds it."
+        )
+    if view.state is JobState.SUCCEEDED:
+        return PendingError(f"{name} did not come: job {job.id} never set it.", hint="Take it out of -o, or set it.")
+    why = view.error or view.reason
+    return PendingError(
+        f"{name} did not come: job {job.id} is {view.state}{': ' * bool(why)}{why.rstrip('.')}.",
+        hint=f"%cluster_logs {job.id} shows its output.",
+    )
+
+
+def pending_names(namespace: Mapping[str, Any]) -> dict[str, Pending]:
+    """The placeholders that stand in a namespace."""
+    return {name: value for name, value in list(namespace.items()) if type(value) is Pending}

@@ -1,0 +1,96 @@
+"""Waiting that an interrupt ends, and only the waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from clusterkernel.jobs import Job
+
+__all__ = ["WaitStopped", "interruptible", "wait_for"]
+
+_STEP: Final = 0.5
+
+
+class WaitStopped(KeyboardInterrupt):
+    """The person stopped waiting; the job goes on."""
+
+    def _render_traceback_(self, *_: object, **__: object) -> list[str]:
+        return [str(self)]
+
+
+def stopped(jobs: Sequence[Job]) -> WaitStopped:
+    """What to raise where a wait for `jobs` was interrupted."""
+    live = [job.id for job in jobs if not job.done()]
+    if not live:
+        return WaitStopped("Stopped.")
+    ids = " ".join(live[:8])
+    more = f" and {len(live) - 8} more" if len(live) > 8 else ""
+    one = len(live) == 1
+    return WaitStopped(
+        f"Stopped waiting. Job{'' if one else 's'} {ids}{more} go{'es' if one else ''} on; "
+        f"%cluster_cancel {ids} ends {'it' if one else 'them'}."
+    )
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """An interrupt is raised at once in here.
+
+    Under a top-level ``await`` ipykernel only notes it for the event loop, which does not run while we wait.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def wait_for(jobs: Sequence[Job], *, timeout: float | None = None, tick: Callable[[], None] | None = None) -> bool:
+    """Wait until all `jobs` have ended.
+
+    Parameters
+    ----------
+    jobs : sequence of Job
+        What to wait for.
+    timeout : float, optional
+        Seconds; None waits on.
+    tick : callable, optional
+        Called on this thread, about twice a second and once at the end.
+
+    Returns
+    -------
+    bool
+        Whether all have ended.
+
+    Raises
+    ------
+    WaitStopped
+        Interrupted.
+    """
+    end = None if timeout is None else time.monotonic() + timeout
+    try:
+        with interruptible():
+            for job in jobs:
+                while not job.done():
+                    left = _STEP if end is None else min(_STEP, end - time.monotonic())
+                    if left <= 0:
+                        return False
+                    job.wait(left)
+                    if tick:
+                        tick()
+            if tick:
+                tick()
+    except WaitStopped:
+        raise
+    except KeyboardInterrupt:
+        raise stopped(jobs) from None
+    return True

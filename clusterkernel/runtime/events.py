@@ -1,0 +1,100 @@
+"""The records of a supervisor, and the fence between copies of a job.
+
+One file for each process of a task and attempt, one JSON object a line, one
+writer. A reader takes whole lines only, so that a torn write costs its line.
+"""
+
+import json
+import os
+import socket
+import time
+
+
+class EventLog(object):
+    """Appends records to one file.
+
+    Parameters
+    ----------
+    path : str
+        Made, with its folder, where it is not there (an attempt after the first).
+    """
+
+    def __init__(self, path):
+        folder = os.path.dirname(path)
+        if not os.path.isdir(folder):
+            os.makedirs(folder, 0o700, exist_ok=True)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._file = os.open(path, flags, 0o600)
+
+    def write(self, kind, **fields):
+        """Append one record. A disk that is full costs the record, not the job."""
+        record = {"t": time.time(), "kind": kind}
+        record.update(fields)
+        try:
+            os.write(self._file, (json.dumps(record) + "\n").encode("utf-8"))
+            return True
+        except OSError:
+            return False
+
+    def close(self):
+        """Close the file."""
+        os.close(self._file)
+
+
+def read(path):
+    """All whole, readable records of a file; none where there is no file."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except (IOError, OSError):
+        return []
+    return parse(data)[0]
+
+
+def parse(data):
+    """Records of the whole lines in `data`, and how many bytes these take."""
+    end = data.rfind(b"\n") + 1
+    records = []
+    for line in data[:end].splitlines():
+        try:
+            record = json.loads(line.decode("utf-8"))
+        except ValueError:
+            continue
+        if isinstance(record, dict) and "kind" in record:
+            records.append(record)
+    return records, end
+
+
+def claim(path, platform_id):
+    """Take the right to run, once for all copies.
+
+    Parameters
+    ----------
+    path : str
+        The claim's file.
+    platform_id : str
+        The platform's id of this copy.
+
+    Returns
+    -------
+    str
+        The id that holds the claim: ours, or that of the copy that was first.
+
+    Notes
+    -----
+    ``link`` is atomic on NFS too, and the file has its content from the first
+    moment. A link whose answer got lost fails when sent again, although it was
+    made: then the file holds our own id.
+    """
+    body = json.dumps({"platform_id": platform_id, "host": socket.gethostname(), "time": time.time()})
+    temporary = "%s.%s.%d.tmp" % (path, socket.gethostname(), os.getpid())
+    with open(temporary, "wb") as file:
+        file.write(body.encode("utf-8"))
+    try:
+        os.link(temporary, path)
+        return platform_id
+    except FileExistsError:
+        with open(path, "rb") as file:
+            return json.loads(file.read().decode("utf-8"))["platform_id"]
+    finally:
+        os.unlink(temporary)

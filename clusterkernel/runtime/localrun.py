@@ -1,0 +1,232 @@
+"""The local machine as a platform: one runner a job, which outlives the kernel.
+
+The runner starts the tasks' supervisors, as many at once as there are free
+slots on this machine, restarts what may be tried again, and writes the end of
+what died without a word. Slots are locks on files of a folder on local disk:
+they are free again when their holder dies, however it dies.
+"""
+
+import errno
+import fcntl
+import os
+import select
+import signal
+import sys
+import time
+
+from . import events, processes
+from .context import Context, read_json
+from .supervisor import Supervisor
+
+_SLOT_POLL = 0.05
+
+
+def detach():
+    """Fork twice, so that the runner has no terminal and no parent that waits. Returns in the runner alone.
+
+    The first parent prints the runner's platform id and exits.
+    """
+    read_end, write_end = os.pipe()
+    if os.fork():
+        os.close(write_end)
+        with os.fdopen(read_end) as pipe:
+            sys.stdout.write(pipe.read())
+        sys.stdout.flush()
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.close(read_end)
+    identity = "%s:%d:%d" % (os.uname().nodename, os.getpid(), processes.start_time(os.getpid()))
+    os.write(write_end, (identity + "\n").encode())
+    os.close(write_end)
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1):
+        os.dup2(null, number)
+    return identity
+
+
+class Runner(object):
+    """Runs all tasks of one job.
+
+    Parameters
+    ----------
+    job_dir : str
+        The job's folder.
+    platform_id : str
+        ``host:pid:start``, which names this runner for good.
+    slots_dir : str
+        Folder of the slots, on local disk.
+    slots : int
+        How many tasks may run at once on this machine, over all jobs.
+    """
+
+    def __init__(self, job_dir, platform_id, slots_dir, slots):
+        self.job_dir = job_dir
+        self.platform_id = platform_id
+        self.slots_dir = slots_dir
+        self.slots = slots
+        job = read_json(os.path.join(job_dir, "job.json"))
+        spec = job["spec"]
+        self.tasks = job.get("tasks", 1)
+        resources = spec.get("resources", {})
+        ranks = resources.get("tasks_per_node") or (resources.get("gpus_per_node") or {}).get("count", 1)
+        self.world = ranks if spec.get("launcher", "none") == "none" else 1
+        self.time_limit = spec.get("schedule", {}).get("time")
+        self.backoff = spec.get("recovery", {}).get("backoff", 0)
+        self.parallelism = spec.get("parallelism") or slots
+        self.waiting = [(0.0, task, 0) for task in range(self.tasks)]  # not before, task, attempt
+        self.running = {}  # pid of a supervisor -> (task, attempt, rank)
+        self.held = {}  # task -> slot's descriptor
+
+    def run(self):
+        """Until every task has ended."""
+        processes.become_subreaper()
+        wakeup, write_end = os.pipe()
+        for number in (wakeup, write_end):
+            os.set_blocking(number, False)
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(signum, lambda *_: None)
+        signal.set_wakeup_fd(write_end)
+        self._pipe = (wakeup, write_end)
+        while self.waiting or self.running:
+            blocked = self._start()
+            timeout = _SLOT_POLL if blocked else None
+            if not self.running and not self.waiting:
+                break
+            ready, _, _ = select.select([wakeup], [], [], timeout)
+            if ready and set(os.read(wakeup, 4096)) & {signal.SIGTERM, signal.SIGINT}:
+                self._cancel()
+            self._collect()
+
+    def _start(self):
+        """Start what may start. True where something still waits for a slot or its time."""
+        now = time.time()
+        for item in list(self.waiting):
+            not_before, task, attempt = item
+            if not_before > now:
+                continue
+            if len(self.held) >= self.parallelism:
+                return True
+            slot = self._take_slot()
+            if slot is None:
+                return True
+            self.waiting.remove(item)
+            self.held[task] = slot
+            for rank in range(self.world):
+                self._fork(task, attempt, rank)
+        return bool(self.waiting)
+
+    def _take_slot(self):
+        for index in range(self.slots):
+            path = os.path.join(self.slots_dir, "slot-%d" % index)
+            slot = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return slot
+            except OSError as error:
+                os.close(slot)
+                if error.errno not in (errno.EAGAIN, errno.EACCES):
+                    raise
+        return None
+
+    def _fork(self, task, attempt, rank):
+        runner = os.getpid()
+        pid = os.fork()
+        if pid:
+            self.running[pid] = (task, attempt, rank)
+            return
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in self._pipe:
+                os.close(number)
+            for slot in self.held.values():
+                os.close(slot)
+            os.setpgid(0, 0)
+            processes.die_with_parent(runner)
+            context = Context(self.job_dir, task, rank, self.world, attempt, self.platform_id)
+            code = Supervisor(context, self.time_limit).run()
+        except BaseException:  # nothing may return into the runner's own code
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def _events(self, task, attempt, rank):
+        return os.path.join(self.job_dir, "events", str(attempt), "%d.%d.jsonl" % (task, rank))
+
+    def _collect(self):
+        """Take note of supervisors that ended; speak for those that could not."""
+        for pid, status in processes.reap().items():
+            if pid not in self.running:
+                continue  # an orphan of a supervisor that was killed
+            task, attempt, rank = self.running.pop(pid)
+            path = self._events(task, attempt, rank)
+            outcome = self._last_outcome(path)
+            if outcome is None:
+                outcome = self._speak_for(path, status)
+                self._end_orphans()
+            peers = [key for key, value in self.running.items() if value[0] == task]
+            if outcome["state"] != "SUCCEEDED":
+                processes.send(peers, signal.SIGTERM)
+            if not peers:
+                os.close(self.held.pop(task))
+                self._retry(task, attempt)
+
+    def _last_outcome(self, path):
+        found = [record for record in events.read(path) if record["kind"] in ("outcome", "duplicate", "superseded")]
+        if not found:
+            return None
+        return found[-1] if found[-1]["kind"] == "outcome" else {"state": "SUCCEEDED"}
+
+    def _speak_for(self, path, status):
+        if os.WIFSIGNALED(status):
+            reason = "Its supervisor was ended by signal %d." % os.WTERMSIG(status)
+        else:
+            reason = "Its supervisor ended with exit code %d and no word; see runner.log." % os.WEXITSTATUS(status)
+        record = {"state": "DIED", "reason": reason, "exit_code": None, "signum": None}
+        log = events.EventLog(path)
+        log.write("outcome", **record)
+        log.close()
+        return record
+
+    def _end_orphans(self):
+        """End what a killed supervisor left: it has become a child of this process."""
+        orphans = [pid for pid in processes.children(os.getpid()) if pid not in self.running]
+        for pid in orphans:
+            processes.send([pid] + processes.descendants(pid), signal.SIGKILL)
+
+    def _retry(self, task, attempt):
+        outcomes = [self._last_outcome(self._events(task, attempt, rank)) for rank in range(self.world)]
+        if any(outcome and outcome.get("retry") for outcome in outcomes) and not self._cancelled(task):
+            self.waiting.append((time.time() + self.backoff, task, attempt + 1))
+
+    def _cancelled(self, task):
+        try:
+            tasks = read_json(os.path.join(self.job_dir, "cancel.json"))["tasks"]
+        except (IOError, OSError, ValueError):
+            return False
+        return not tasks or task in tasks
+
+    def _cancel(self):
+        """End what `cancel.json` names."""
+        for item in list(self.waiting):
+            _, task, attempt = item
+            if self._cancelled(task):
+                self.waiting.remove(item)
+                for rank in range(self.world):
+                    log = events.EventLog(self._events(task, attempt, rank))
+                    log.write("outcome", state="CANCELLED", reason="It was cancelled before it started.")
+                    log.close()
+        processes.send([pid for pid, value in self.running.items() if self._cancelled(value[0])], signal.SIGTERM)
+
+
+def main(job_dir, slots_dir, slots):
+    """Start a runner for `job_dir` in the background and print its platform id."""
+    identity = detach()
+    log = os.open(os.path.join(job_dir, "runner.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(log, 2)
+    Runner(job_dir, identity, slots_dir, slots).run()
+

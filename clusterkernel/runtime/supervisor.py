@@ -1,0 +1,461 @@
+"""The parent of a payload: starts it, listens to it, ends it, and says how it ended.
+
+One supervisor for each process that the platform starts. It has one thread and
+imports little, since a short task pays for it; what the payload prints passes
+through it, so that each line has a time and metrics are read as they come.
+"""
+
+import os
+import select
+import signal
+import struct
+import time
+
+from . import events, processes
+from .context import read_json
+
+HEARTBEAT = 10.0
+SAMPLE_EVERY = 5.0
+FIRST_SAMPLE = 1.0
+# From a signal that ends the job to SIGKILL. Slurm's own (KillWait) is 30 s.
+GRACE = 25.0
+# For what a payload leaves behind (a torchrun that was killed leaves workers).
+LEFTOVER_GRACE = 3.0
+_CHUNK = 1 << 16
+# One record for each chunk of output, so that the two streams can be read in the
+# order in which they were written: "o" or "e", bytes, Unix time.
+ORDER = struct.Struct("<cId")
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_RETRIED = ("FAILED", "DIED", "OUT_OF_MEMORY")
+
+
+class Supervisor(object):
+    """Runs one process of a job to its end.
+
+    Parameters
+    ----------
+    context : Context
+        Which process of which job.
+    time_limit : float, optional
+        Seconds after which the payload is ended, where no platform does it.
+    """
+
+    def __init__(self, context, time_limit=None):
+        self.context = context
+        self.time_limit = time_limit
+        self.log = None
+        self.ended_by = None  # the signal that we were sent
+        self.timed_out = False
+        self.superseded = False
+        self._kill_at = None
+        self._child = None
+        self._parser = None
+        self._metrics = None
+        self._sampler = None
+        self._wakeup = None
+        self._step = None
+
+    def run(self):
+        """Run the payload.
+
+        Returns
+        -------
+        int
+            The exit code for the platform: 0 where the payload did well.
+        """
+        claimed_by = self._claim()
+        if claimed_by is not None:
+            # A file of its own: the other copy writes to the one that is watched.
+            name = "%s.duplicate.%d.jsonl" % (self.context.events_path[: -len(".jsonl")], os.getpid())
+            events.EventLog(name).write("duplicate", claimed_by=claimed_by, platform_id=self.context.platform_id)
+            return 0
+        self.log = events.EventLog(self.context.events_path)
+        self._listen()
+        processes.become_subreaper()
+        self._open_output()
+        self._oom_before = processes.oom_kills()
+        context = self.context
+        self.log.write(
+            "started", pid=os.getpid(), host=os.uname().nodename, platform_id=context.platform_id,
+            attempt=context.attempt, task=context.task, rank=context.rank, world=context.world,
+        )  # fmt: skip
+        outcome = None
+        for step in self._steps():
+            outcome = self._run_step(step)
+            if outcome["state"] != "SUCCEEDED":
+                break
+        if self.superseded:
+            self.log.write("superseded")
+            return 0
+        attempts = context.spec.get("recovery", {}).get("attempts", 1)
+        if outcome["state"] in _RETRIED and context.attempt + 1 < attempts:
+            outcome["retry"] = True
+        self.log.write("outcome", **outcome)
+        return 0 if outcome["state"] == "SUCCEEDED" else outcome["exit_code"] or 1
+
+    # -- before the payload -------------------------------------------------
+
+    def _claim(self):
+        """None where this copy may run, else the platform's id of the one that does."""
+        context = self.context
+        base = os.path.join(context.job_dir, "claims", str(context.task))
+        holder = events.claim(base, context.platform_id)
+        if holder == context.platform_id:
+            holder = events.claim("%s.%d" % (base, context.attempt), context.platform_id)
+        return None if holder == context.platform_id else holder
+
+    def _newer_attempt(self):
+        name = "%d.%d" % (self.context.task, self.context.attempt + 1)
+        try:
+            os.close(os.open(os.path.join(self.context.job_dir, "claims", name), os.O_RDONLY))
+            return True
+        except OSError:
+            return False
+
+    def _listen(self):
+        self._wakeup, write_end = os.pipe()
+        os.set_blocking(self._wakeup, False)
+        os.set_blocking(write_end, False)
+        self._signals = write_end
+        for signum in _FORWARDED:
+            signal.signal(signum, lambda *_: None)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(write_end)
+
+    def _open_output(self):
+        os.makedirs(self.context.process_dir, 0o700, exist_ok=True)
+        self._files = {name: self._append(name) for name in ("stdout", "stderr", "order", "metrics.jsonl", "usage.jsonl")}
+
+    def _append(self, name):
+        path = os.path.join(self.context.process_dir, name)
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def _steps(self):
+        payload = self.context.payload
+        if payload["kind"] != "command":
+            return [None]
+        return payload.get("steps") or [{"argv": payload["argv"]}]
+
+    # -- the payload --------------------------------------------------------
+
+    def _run_step(self, step):
+        if step is not None and step.get("once") and self.context.rank != 0:
+            return self._await_step(step["name"])
+        try:
+            argv = self._command(step)
+        except Exception as error:  # the rendezvous could not be made: whatever it was, the run ends here
+            return _outcome("LAUNCH_FAILED", "%s: %s" % (type(error).__name__, error))
+        readers = {}
+        writers = []
+        for stream in ("stdout", "stderr"):
+            read_end, write_end = os.pipe()
+            readers[read_end] = stream
+            writers.append(write_end)
+        parent = os.getpid()
+        self._child = os.fork()
+        if self._child == 0:
+            self._become_payload(parent, argv, writers, list(readers))
+        for write_end in writers:
+            os.close(write_end)
+        self.log.write("running", **({"step": step["name"]} if step and "name" in step else {}))
+        status = self._attend(readers)
+        outcome = self._judge(status, argv is not None)
+        if outcome["state"] == "SUCCEEDED" and step and step.get("once"):
+            self.log.write("step", name=step["name"])
+        return outcome
+
+    def _command(self, step):
+        """The argv to execute, or None where the payload runs in a fork of this process."""
+        context = self.context
+        launcher = context.spec.get("launcher", "none")
+        if step is None:
+            if launcher == "none":
+                return None
+            from . import rendezvous
+
+            return rendezvous.launch(launcher, [context.runtime_root, "rank"], context)
+        if "name" not in step:
+            return step["argv"]  # the user's own words are not expanded
+        payload = os.path.join(context.job_dir, "payload")
+        argv = [item.replace("{payload}", payload) for item in step["argv"]]
+        if "{torchrun}" in argv:
+            from . import rendezvous
+
+            argv = rendezvous.expand(argv, context)
+        return argv
+
+    def _become_payload(self, parent, argv, writers, readers):
+        """In the fork: become the payload. Does not return."""
+        code = 127
+        try:
+            signal.set_wakeup_fd(-1)
+            for signum in _FORWARDED + (signal.SIGCHLD,):
+                signal.signal(signum, signal.SIG_DFL)
+            os.setsid()
+            processes.die_with_parent(parent)
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            os.dup2(writers[0], 1)
+            os.dup2(writers[1], 2)
+            for number in [null, self._wakeup, self._signals] + writers + readers + list(self._files.values()):
+                if number > 2:
+                    os.close(number)
+            environment = self.context.spec.get("environment", {})
+            os.environ.update(environment.get("env", {}))
+            os.environ.update(self.context.environ())
+            if argv is None:
+                from . import entry
+
+                code = entry.run(self.context)
+            else:
+                if environment.get("workdir"):
+                    os.chdir(environment["workdir"])
+                os.environ["PYTHONUNBUFFERED"] = "1"
+                os.execvp(argv[0], argv)
+        except OSError as error:
+            os.write(2, ("cannot start %s: %s\n" % (argv[0] if argv else "the payload", error)).encode())
+        except BaseException:  # nothing may return into the supervisor's own code
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def _attend(self, readers):
+        """Pass on output and signals until the payload and all that it started have ended."""
+        self._began = time.time()
+        beat, sample = self._began + HEARTBEAT, self._began + FIRST_SAMPLE
+        limit = self._began + self.time_limit if self.time_limit else None
+        status = None
+        poll = select.poll()
+        for number in list(readers) + [self._wakeup]:
+            poll.register(number, select.POLLIN)
+        drain_until = None
+        while status is None or (readers and time.time() < drain_until):
+            now = time.time()
+            due = [beat, sample] + [t for t in (limit, self._kill_at, drain_until) if t] + self._parse_due()
+            for number, _ in poll.poll(max(0.0, min(due) - now) * 1000):
+                if number == self._wakeup:
+                    self._forward()
+                elif not self._pump(number, readers[number]):
+                    poll.unregister(number)
+                    os.close(number)
+                    del readers[number]
+            now = time.time()
+            if any(now >= moment for moment in self._parse_due()):
+                self._parse("tick", now)
+            if status is None:
+                status = processes.reap().get(self._child)
+                if status is not None:
+                    self._sample(now)
+                    processes.end_all_below(os.getpid(), LEFTOVER_GRACE)
+                    drain_until = time.time() + 2.0
+            if now >= beat:
+                beat = now + HEARTBEAT
+                self.log.write("heartbeat")
+                if self._newer_attempt():
+                    self.superseded = True
+                    self._end(signal.SIGKILL)
+            if now >= sample:
+                sample = now + SAMPLE_EVERY
+                self._sample(now)
+            if limit and now >= limit and not self.timed_out:
+                self.timed_out, limit = True, None
+                self._end(signal.SIGTERM)
+            if self._kill_at and now >= self._kill_at:
+                self._kill_at = None
+                self._end(signal.SIGKILL)
+        for number in readers:
+            os.close(number)
+        if self._parser:
+            self._parse("close", time.time())
+            self._parser = None
+        return status
+
+    def _pump(self, number, stream):
+        """Keep what came through one pipe. False at its end."""
+        data = os.read(number, _CHUNK)
+        if not data:
+            return False
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._files[stream], view) :]
+            os.write(self._files["order"], ORDER.pack(b"o" if stream == "stdout" else b"e", len(data), time.time()))
+        except OSError:
+            pass  # a full disk costs the log; the job goes on and its metrics too
+        self._parse("feed", data, stream, time.time())
+        return True
+
+    def _parse(self, method, *arguments):
+        """Let the parser of metrics read; its failure costs the metrics, not the job."""
+        if self._parser is False:
+            return
+        try:
+            if self._parser is None:
+                from .logparse import LogParser
+
+                self._parser = LogParser(self.context.rank)
+            records = getattr(self._parser, method)(*arguments)
+        except Exception as error:
+            self._parser = False
+            self.log.write("warning", reason="Metrics are no longer read from the output: %r" % error)
+            return
+        if records:
+            self._write_records("metrics.jsonl", records)
+
+    def _parse_due(self):
+        return [self._parser.due] if self._parser and self._parser.due is not None else []
+
+    def _write_records(self, name, records):
+        import json
+
+        text = "".join(json.dumps(record) + "\n" for record in records)
+        try:
+            os.write(self._files[name], text.encode("utf-8"))
+        except OSError:
+            pass  # a full disk, as above
+
+    def _sample(self, now):
+        """Note what the payload uses; a failure costs the samples, not the job."""
+        if self._sampler is False or (self._sampler is None and now - self._began < FIRST_SAMPLE):
+            return  # too short a run to be worth the import
+        try:
+            if self._sampler is None:
+                from .usage import Sampler
+
+                self._sampler = Sampler(self._child)
+            record = self._sampler.sample(now)
+        except Exception as error:
+            self._sampler = False
+            self.log.write("warning", reason="Its use of the machine is no longer sampled: %r" % error)
+            return
+        record.setdefault("rank", self.context.rank)
+        self._write_records("usage.jsonl", [record])
+
+    def _forward(self):
+        for signum in set(os.read(self._wakeup, 4096)):
+            if signum == signal.SIGCHLD:
+                continue
+            self.log.write("signal", signum=signum)
+            if signum in _ENDING:
+                self.ended_by = self.ended_by or signum
+                self._end(signum)
+            else:
+                self._signal_group(signum)
+
+    def _end(self, signum):
+        self._signal_group(signum)
+        if signum != signal.SIGKILL and self._kill_at is None:
+            self._kill_at = time.time() + GRACE
+
+    def _signal_group(self, signum):
+        try:
+            os.killpg(self._child, signum)
+        except OSError:
+            pass
+        if signum == signal.SIGKILL:
+            processes.send(processes.descendants(os.getpid()), signum)
+
+    def _await_step(self, name):
+        """Wait until process 0 has done what is done once for all."""
+        path = os.path.join(os.path.dirname(self.context.events_path), "%d.0.jsonl" % self.context.task)
+        beat = time.time() + HEARTBEAT
+        while True:
+            for record in events.read(path):
+                if record["kind"] == "step" and record["name"] == name:
+                    return _outcome("SUCCEEDED", "")
+                if record["kind"] == "outcome":
+                    return _outcome("FAILED", "Process 0 failed in %s." % name, exit_code=1)
+            select.select([self._wakeup], [], [], 0.5)
+            self._drain_signals()
+            if self.ended_by:
+                return _outcome("CANCELLED", _by_signal(self.ended_by), signum=self.ended_by)
+            if time.time() >= beat:
+                beat = time.time() + HEARTBEAT
+                self.log.write("heartbeat")
+
+    def _drain_signals(self):
+        try:
+            for signum in set(os.read(self._wakeup, 4096)):
+                if signum in _ENDING:
+                    self.ended_by = self.ended_by or signum
+        except OSError:
+            pass  # nothing came
+
+    # -- how it ended ---------------------------------------------------------
+
+    def _judge(self, status, command):
+        """The outcome record: from the payload's own report, else from how its process ended."""
+        report = self._report()
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+        signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        if report is not None:
+            report.setdefault("exit_code", code)
+            report["signum"] = signum
+        if report is not None and report["state"] == "SUCCEEDED" and code == 0:
+            return report
+        rest = {key: report[key] for key in ("error", "result", "outputs") if key in report} if report else {}
+        if self.timed_out:
+            return _outcome("TIMED_OUT", "It reached its time limit.", code, signum, **rest)
+        if self.ended_by:
+            return _outcome("CANCELLED", _by_signal(self.ended_by), code, signum or self.ended_by, **rest)
+        if report is not None and report["state"] != "SUCCEEDED":
+            return report
+        after = processes.oom_kills()
+        if after is not None and after > (self._oom_before or 0) and code != 0:
+            reason = "A process of it was killed: the memory that it may use was full."
+            return _outcome("OUT_OF_MEMORY", reason, code, signum, **rest)
+        if signum is not None:
+            return _outcome("DIED", _by_signal(signum), code, signum, **rest)
+        if command:
+            if code == 0:
+                return _outcome("SUCCEEDED", "", 0, result="none")
+            if code == 127:
+                return _outcome("LAUNCH_FAILED", "The command was not found (exit code 127).", code)
+            if code > 128:
+                return _outcome("DIED", _by_signal(code - 128), code, code - 128)
+            return _outcome("FAILED", "Exit code %d." % code, code)
+        reason = "The process ended with exit code %d before it could say how it went." % code
+        return _outcome("DIED", reason, code, signum)
+
+    def _report(self):
+        """What the payload's process, or the ranks under its launcher, said."""
+        paths = [os.path.join(self.context.process_dir, "report.json")]
+        try:
+            ranks = [name for name in os.listdir(self.context.process_dir) if name.startswith("rank-")]
+        except OSError:
+            ranks = []
+        ranks.sort(key=lambda name: int(name[5:]))
+        paths += [os.path.join(self.context.process_dir, name, "report.json") for name in ranks]
+        reports = []
+        for path in paths:
+            try:
+                reports.append(read_json(path))
+            except (IOError, OSError, ValueError):
+                continue
+        if not reports or (ranks and len(reports) < len(ranks)):
+            reports = [report for report in reports if report["state"] != "SUCCEEDED"]
+        bad = [report for report in reports if report["state"] != "SUCCEEDED"]
+        chosen = (bad or reports)[:1]
+        if not chosen:
+            return None
+        report = dict(chosen[0])
+        if len(reports) > 1 and not bad:
+            report["outputs"] = reports[0].get("outputs", {})
+        return report
+
+
+def _outcome(state, reason, exit_code=None, signum=None, **rest):
+    record = {"state": state, "reason": reason, "exit_code": exit_code, "signum": signum}
+    record.update(rest)
+    return record
+
+
+def _by_signal(signum):
+    try:
+        name = signal.Signals(signum).name
+    except ValueError:
+        name = "signal"
+    return "It was ended by %s (%d)." % (name, signum)

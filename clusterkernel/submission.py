@@ -1,0 +1,215 @@
+"""Making jobs and finding them again."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from clusterkernel import arrays, fields, jobs, spec
+from clusterkernel.backends import registry
+from clusterkernel.errors import UnknownJobError
+from clusterkernel.jobfolder import JobFolder, JobRecord, JobRoot, PayloadSummary, identity
+from clusterkernel.ledger import Ledger
+from clusterkernel.spec import JobSpec
+from clusterkernel.states import JobState
+from clusterkernel.submitter import Submitter
+from clusterkernel.views import JobView
+
+if TYPE_CHECKING:
+    from clusterkernel.payload import Artefact
+
+__all__ = ["complete", "find_attachable", "rerun", "submit", "summaries"]
+
+_DECODE = msgspec.json.Decoder(JobView)
+
+
+def complete(wanted: JobSpec, *, title: str = "") -> JobSpec:
+    """The spec with what follows from where we are: the working folder and a name.
+
+    The backend refuses here what it surely refuses.
+    """
+    environment = wanted.environment
+    workdir = str(Path(environment.workdir or os.getcwd()).expanduser().absolute())
+    environment = msgspec.structs.replace(environment, workdir=workdir)
+    name = wanted.name or re.sub(r"[^\w.-]+", "-", title).strip("-.")[:40] or "job"
+    wanted = msgspec.structs.replace(wanted, environment=environment, name=name)
+    registry.get(wanted.backend).check(wanted)
+    return wanted
+
+
+def submit(
+    wanted: JobSpec,
+    artefact: Artefact,
+    *,
+    tasks: int | None = None,
+    attach_key: str = "",
+    notebook: str = "",
+    parent: str = "",
+    root: JobRoot | None = None,
+) -> jobs.Job | arrays.JobArray:
+    """Make a job and send it. Returns at once; the sending goes on in a thread.
+
+    Parameters
+    ----------
+    wanted : JobSpec
+        What it needs.
+    artefact : Artefact
+        What it runs.
+    tasks : int, optional
+        Array tasks; without it the job is no array.
+    attach_key, notebook, parent : str
+        Kept in the record.
+    root : JobRoot, optional
+        Where its folder goes.
+
+    Raises
+    ------
+    SpecError, BackendUnavailable, JobRootError
+        Before anything is sent.
+    """
+    if tasks is not None:
+        wanted = msgspec.structs.replace(wanted, array=spec.Array(size=tasks))
+    wanted = complete(wanted, title=artefact.title)
+    summary = PayloadSummary(
+        kind=artefact.kind,
+        title=artefact.title,
+        source=artefact.source,
+        outputs=tuple(artefact.outputs),
+        bind=tuple(artefact.bind),
+        inputs=dict(artefact.inputs_digest),
+        sizes={captured.name: captured.size for captured in artefact.captured},
+    )
+
+    def make(job_id: str, key: str) -> JobRecord:
+        return JobRecord(
+            id=job_id,
+            key=key,
+            name=wanted.name or "job",
+            spec=wanted,
+            payload=summary,
+            tasks=tasks or 1,
+            array=tasks is not None,
+            attach_key=attach_key,
+            notebook=notebook,
+            parent=parent,
+            **identity(),
+        )
+
+    folder = (root or _root()).create(make, artefact.write)
+    return _send(folder)
+
+
+_ROOTS: dict[str, JobRoot] = {}
+_SUBMITTER: Submitter | None = None
+_LOCK = threading.Lock()
+
+
+def _root() -> JobRoot:
+    # Kept, since it remembers the last number.
+    root = JobRoot()
+    return _ROOTS.setdefault(str(root.path), root)
+
+
+def _send(folder: JobFolder) -> jobs.Job | arrays.JobArray:
+    global _SUBMITTER
+    with _LOCK:
+        if _SUBMITTER is None:
+            _SUBMITTER = Submitter()
+    made = arrays.JobArray(folder) if folder.record.array else jobs.of_folder(folder)
+    _SUBMITTER.submit(folder)
+    return made
+
+
+def rerun(old: jobs.Job, changes: Mapping[str, Any], wanted: Mapping[str, object]) -> jobs.Job | arrays.JobArray:
+    """Send a job's payload again, with other parameters or another spec."""
+    from clusterkernel import payload
+
+    record = old.record
+    new_spec = fields.build(wanted, base=msgspec.structs.replace(record.spec, array=None))
+    artefact = payload.reload(old.folder.payload, record.payload, changes)
+    return submit(
+        new_spec,
+        artefact,
+        tasks=record.tasks if record.array else None,
+        attach_key=record.attach_key if not changes and not wanted else "",
+        notebook=record.notebook,
+        parent=old.id,
+    )
+
+
+def find_attachable(attach_key: str, root: JobRoot | None = None) -> jobs.Job | arrays.JobArray | None:
+    """The newest job of the same cell, source and spec that lives, or that did well and was never delivered."""
+    root = root or _root()
+    for folder in reversed(root.folders()):
+        if folder.record.attach_key != attach_key:
+            continue
+        found = jobs.job(folder.id, root=root)
+        if not found.state.terminal:
+            return found
+        if found.state is JobState.SUCCEEDED and not folder.delivered():
+            return found
+        return None
+    return None
+
+
+def summaries(root: JobRoot | None = None, *, settle: float = 1.0) -> list[JobView]:
+    """All jobs, newest last; ended ones from the ledger where it has them.
+
+    Parameters
+    ----------
+    root : JobRoot, optional
+        Where they lie.
+    settle : float
+        Seconds to wait at most for the platform's word on live jobs that this
+        process did not watch before.
+    """
+    root = root or _root()
+    ledger = Ledger(root.path)
+    try:
+        known = ledger.ended()
+        views, live = {}, []
+        for folder in root.folders(without=known):
+            found = jobs.job(folder.id, root=root)
+            live.append(found)
+        deadline = time.monotonic() + settle
+        for found in live:
+            if found.state is JobState.SUBMITTING or not found.state.terminal:
+                found.wait(max(0.0, min(0.05, deadline - time.monotonic())))
+            view = found.summary()
+            views[int(found.id)] = view
+            if found.state.terminal:
+                ledger.remember(found.id, view.created or 0.0, msgspec.structs.replace(view, tail=""))
+        for job_id, body in known.items():
+            if (root.path / job_id).is_dir():
+                views[int(job_id)] = _DECODE.decode(body)
+            else:
+                ledger.forget(job_id)
+        return [views[number] for number in sorted(views)]
+    finally:
+        ledger.close()
+
+
+def remove(job_id: str, root: JobRoot | None = None) -> int:
+    """Delete an ended job's folder.
+
+    Returns
+    -------
+    int
+        Bytes that became free.
+    """
+    root = root or _root()
+    folder = root.open(job_id)
+    found = jobs.job(job_id, root=root)
+    if not found.state.terminal:
+        raise UnknownJobError(f"Job {job_id} is {found.state}.", hint=f"%cluster_cancel {job_id} ends it first.")
+    size = folder.size()
+    shutil.rmtree(folder.path)
+    return size

@@ -1,0 +1,298 @@
+"""What is true of one array task: its supervisors' records and the platform's word, merged.
+
+Pure: no files, no clock of its own. Times that are compared come from one
+monotonic clock of the caller; those in records are only shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from clusterkernel.backends.base import Observation
+from clusterkernel.jobfolder import End
+from clusterkernel.states import JobState, may_follow
+
+__all__ = ["TaskTruth"]
+
+# A record that was written when the platform tells the end may take this long
+# to be seen over NFS (attribute caches: 3 to 60 s; acregmin is 3 s).
+OUTCOME_GRACE: Final = 8.0
+# Exit 0 and no outcome: the slowest cache there is, and then some.
+FINISHING_GRACE: Final = 90.0
+# Three heartbeats.
+STALE_AFTER: Final = 35.0
+# How often a platform has to say that it knows no such job.
+UNKNOWN_ANSWERS: Final = 2
+
+# Ends that the supervisor knows better than any platform.
+_DECISIVE: Final = {
+    JobState.SUCCEEDED,
+    JobState.FAILED,
+    JobState.LAUNCH_FAILED,
+    JobState.RESULT_FAILED,
+    JobState.TIMED_OUT,
+    JobState.OUT_OF_MEMORY,
+}
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """A supervisor's last record."""
+
+    state: JobState
+    reason: str = ""
+    exit_code: int | None = None
+    signum: int | None = None
+    error: dict[str, Any] | None = None
+    result: str = "none"
+    outputs: dict[str, dict[str, Any]] = {}
+    retry: bool = False
+    t: float = 0.0
+
+
+class TaskTruth:
+    """One array task over time.
+
+    Parameters
+    ----------
+    world : int
+        Processes that the platform starts for it.
+    judge : bool
+        Whether the platform tells more than the supervisor about a violent end.
+    """
+
+    def __init__(self, world: int, *, judge: bool = True, unknown_grace: float = OUTCOME_GRACE) -> None:
+        self.world = world
+        self.judge = judge
+        self.unknown_grace = unknown_grace
+        self.state = JobState.SUBMITTING
+        self.reason = ""
+        self.attempt = 0
+        self.node = ""
+        self.started: float | None = None
+        self.ended: float | None = None
+        self.stale_since: float | None = None
+        self.exit_code: int | None = None
+        self.signum: int | None = None
+        self.outcome: Outcome | None = None
+        self.from_platform = False
+        self._outcomes: dict[int, Outcome] = {}
+        self._started_ranks: set[int] = set()
+        self._heard: float | None = None
+        self._first_bad: float | None = None  # when a violent outcome was first seen
+        self._told_end: float | None = None  # when the platform first told the end
+        self._unknown = 0
+        self._unknown_since: float | None = None
+
+    # -- what comes in ------------------------------------------------------------
+
+    def records(self, rank: int, attempt: int, records: Sequence[Mapping[str, Any]], now: float) -> None:
+        """New records of a process's supervisor; `now` is the caller's monotonic clock."""
+        if attempt != self.attempt or self.state.terminal:
+            return
+        for record in records:
+            self._heard = now
+            if record["kind"] == "started":
+                self._started_ranks.add(rank)
+                self.node = self.node or str(record.get("host", ""))
+                if self.started is None:
+                    self.started = float(record["t"])
+                self._move(JobState.RUNNING, "")
+            elif record["kind"] == "outcome":
+                try:
+                    self._outcomes[rank] = msgspec.convert(record, Outcome)
+                except msgspec.ValidationError:
+                    continue  # damaged: the platform's word stands
+        self._merge_outcomes(now)
+
+    def observe(self, seen: Observation, now: float, *, fresh: bool = True) -> None:
+        """The platform's word. `fresh` is False for an answer that was already counted."""
+        if self.state.terminal:
+            return
+        if seen.state is None:
+            if fresh:
+                self._unknown += 1
+                if self._unknown_since is None:
+                    self._unknown_since = now
+                    self.reason = seen.reason or self.reason
+            return
+        self._unknown, self._unknown_since = 0, None
+        if seen.restarts > self.attempt:
+            self._restart(seen.restarts)
+        if seen.node:
+            self.node = seen.node
+        if seen.state.terminal:
+            if self._told_end is None:
+                self._told_end = now
+            self._told = seen
+            return
+        self._told_end = None
+        if seen.state is JobState.RUNNING and not self._started_ranks:
+            self._move(JobState.STARTING, seen.reason)
+        elif seen.state in (JobState.QUEUED, JobState.HELD) and self._started_ranks:
+            # It ran and is queued again: a requeue whose count was not told.
+            if self._outcomes and not any(outcome.retry for outcome in self._outcomes.values()):
+                self._move(JobState.REQUEUED, seen.reason)
+        else:
+            self._move(seen.state, seen.reason)
+
+    def submitted(self) -> None:
+        """The platform took it."""
+        if self.state is JobState.SUBMITTING:
+            self._move(JobState.QUEUED, "")
+
+    def refused(self, why: str) -> None:
+        """The platform did not take it."""
+        self._finish(JobState.LAUNCH_FAILED, why)
+
+    def note(self, reason: str) -> None:
+        """A word about a live state."""
+        if not self.state.terminal:
+            self.reason = reason
+
+    def restore(self, end: End) -> None:
+        """An end that was decided and kept earlier."""
+        if self._outcomes:
+            self.outcome = self.outcome or self._chosen()
+        self._finish(end.state, end.reason, end.exit_code, end.signum)
+        self.ended = end.time or self.ended
+
+    # -- what follows -------------------------------------------------------------
+
+    def decide(self, now: float, *, cancelled: bool = False) -> None:
+        """Draw what conclusions time allows.
+
+        Parameters
+        ----------
+        now : float
+            The caller's monotonic clock.
+        cancelled : bool
+            Whether somebody asked for this task's end through us.
+        """
+        if self.state.terminal:
+            return
+        violent = self._first_bad is not None
+        told = self._told if self._told_end is not None else None
+        if violent:
+            outcome = self._chosen()
+            if cancelled and (outcome.state is JobState.CANCELLED or outcome.signum is not None):
+                self._finish(JobState.CANCELLED, "It was cancelled.", outcome.exit_code, outcome.signum)
+            elif told is not None and told.state not in (JobState.SUCCEEDED, JobState.FAILED, JobState.DIED, None):
+                self._end_by_platform(told, outcome)
+            elif not self.judge or now - (self._first_bad or now) >= OUTCOME_GRACE:
+                self._finish(JobState.DIED, outcome.reason, outcome.exit_code, outcome.signum)
+            elif self.state is JobState.RUNNING:
+                self._move(JobState.FINISHING, outcome.reason)
+        elif told is not None:
+            self._told_without_outcome(told, now, cancelled)
+        elif self._unknown >= UNKNOWN_ANSWERS and now - (self._unknown_since or now) >= self.unknown_grace:
+            if cancelled:
+                self._finish(JobState.CANCELLED, "It was cancelled.", from_platform=True)
+            elif self._started_ranks:
+                self._finish(JobState.DIED, self.reason or "It ended without a word.", from_platform=True)
+            else:
+                why = "The platform no longer knows the job, and it left no outcome."
+                self._finish(JobState.LOST, why, from_platform=True)
+        self._watch_silence(now)
+
+    def _told_without_outcome(self, told: Observation, now: float, cancelled: bool) -> None:
+        waited = now - (self._told_end or now)
+        if told.state is JobState.SUCCEEDED:
+            if waited >= FINISHING_GRACE:
+                why = "It ended with exit code 0, but left no outcome."
+                self._finish(JobState.DIED, why, told.exit_code, told.signum, from_platform=True)
+            else:
+                self._move(JobState.FINISHING, "It ended; its outcome is not visible yet.")
+            return
+        # What never started has no outcome to wait for.
+        never = not self._started_ranks and told.state in (JobState.CANCELLED, JobState.LAUNCH_FAILED)
+        if waited >= OUTCOME_GRACE or never:
+            if cancelled and told.state in (JobState.DIED, JobState.FAILED):
+                told = msgspec.structs.replace(told, state=JobState.CANCELLED, reason="It was cancelled.")
+            self._end_by_platform(told, None)
+        else:
+            self._move(JobState.FINISHING, told.reason)
+
+    def _end_by_platform(self, told: Observation, outcome: Outcome | None) -> None:
+        assert told.state is not None
+        state = told.state
+        if state is JobState.FAILED:
+            # The platform saw an exit code; the user's code had no chance to say more.
+            state = JobState.DIED if self._started_ranks else JobState.LAUNCH_FAILED
+        code = told.exit_code if told.exit_code is not None else (outcome.exit_code if outcome else None)
+        signum = told.signum or (outcome.signum if outcome else None)
+        reason = told.reason or (outcome.reason if outcome else "")
+        self._finish(state, reason, code, signum, from_platform=True)
+
+    def _merge_outcomes(self, now: float) -> None:
+        if not self._outcomes or self.state.terminal:
+            return
+        complete = len(self._outcomes) == self.world
+        chosen = self._chosen()
+        if chosen.retry:
+            if complete or not self.judge:
+                self._restart(self.attempt + 1)
+            return
+        if chosen.state is JobState.SUCCEEDED and not complete:
+            return
+        if chosen.state in _DECISIVE:
+            self._finish(chosen.state, chosen.reason, chosen.exit_code, chosen.signum)
+        elif self._first_bad is None:
+            self._first_bad = now
+
+    def _chosen(self) -> Outcome:
+        """The outcome that tells why: the user's error before the signals that it caused in the others."""
+        order = [
+            JobState.FAILED,
+            JobState.RESULT_FAILED,
+            JobState.OUT_OF_MEMORY,
+            JobState.LAUNCH_FAILED,
+            JobState.TIMED_OUT,
+            JobState.DIED,
+            JobState.CANCELLED,
+            JobState.SUCCEEDED,
+        ]
+        rank = min(self._outcomes, key=lambda rank: (order.index(self._outcomes[rank].state), rank))
+        return self._outcomes[rank]
+
+    def _restart(self, attempt: int) -> None:
+        self.attempt = attempt
+        self._outcomes.clear()
+        self._started_ranks.clear()
+        self._first_bad = self._told_end = self._heard = None
+        self.state, self.reason = JobState.REQUEUED, f"Attempt {attempt + 1} follows."
+
+    def _move(self, state: JobState, reason: str) -> None:
+        if may_follow(self.state, state):
+            self.state = state
+            self.reason = reason
+        elif self.state is state and reason:
+            self.reason = reason
+
+    def _finish(
+        self,
+        state: JobState,
+        reason: str,
+        exit_code: int | None = None,
+        signum: int | None = None,
+        *,
+        from_platform: bool = False,
+    ) -> None:
+        if self._outcomes:
+            self.outcome = self._chosen()
+            self.ended = max(outcome.t for outcome in self._outcomes.values()) or None
+        self.state, self.reason = state, reason
+        self.exit_code, self.signum = exit_code, signum
+        self.from_platform = from_platform or (self.outcome is not None and self.outcome.state is not state)
+        self.stale_since = None
+
+    def _watch_silence(self, now: float) -> None:
+        if self.state is JobState.RUNNING and self._heard is not None:
+            silent = now - self._heard
+            self.stale_since = self._heard if silent >= STALE_AFTER else None
+        else:
+            self.stale_since = None
+
+    _told: Observation = Observation(task=0, state=None)

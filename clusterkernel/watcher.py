@@ -1,0 +1,390 @@
+"""One thread a process that knows how every job is.
+
+It reads the supervisors' records of the jobs that somebody in this process
+holds, and what the platform says. The platform is asked at most once in some
+seconds by all kernels of a user on a host together (see `ledger`), from
+threads of their own: a controller that hangs delays no record.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
+
+import msgspec
+
+from clusterkernel.backends import registry
+from clusterkernel.backends.base import Backend, Observation
+from clusterkernel.errors import BackendError, UnknownJobError
+from clusterkernel.jobfolder import End, JobFolder, JobRoot
+from clusterkernel.ledger import Ledger
+from clusterkernel.runtime import events
+from clusterkernel.runtime.processes import start_time
+from clusterkernel.states import JobState
+from clusterkernel.truth import TaskTruth
+
+__all__ = ["Tracking", "Watcher", "watcher"]
+
+_FAST: Final = 0.04
+_SLOW: Final = 1.0
+# How long after news of a job its records are read quickly.
+_LIVELY: Final = 30.0
+# Reading records may take this share of one core.
+_SHARE: Final = 0.1
+_ANSWERS = msgspec.json.Decoder(list[Observation])
+
+
+class Tracking:
+    """One job under watch.
+
+    Attributes
+    ----------
+    tasks : list of TaskTruth
+        By array task.
+    """
+
+    def __init__(self, folder: JobFolder, backend: Backend) -> None:
+        record = folder.record
+        self.folder = folder
+        self.backend = backend
+        self.name = record.spec.backend
+        verdict = backend.capabilities.verdict
+        self.tasks = [
+            TaskTruth(record.spec.processes, judge=verdict, **({} if verdict else {"unknown_grace": 1.0}))
+            for _ in range(record.tasks)
+        ]
+        self.listeners: dict[int, list[Callable[[], None]]] = {}
+        self.cancelled: tuple[int, ...] | None = None
+        self.submitted = False
+        self._offsets: dict[tuple[int, int, int], int] = {}
+        self._live = set(range(record.tasks))
+        self._answered = 0.0
+        self.news = time.monotonic()
+
+    @property
+    def live(self) -> bool:
+        """Whether some task has yet to end."""
+        return bool(self._live)
+
+    def scan(self, now: float) -> list[int]:
+        """Read what is new in the folder and decide.
+
+        Returns
+        -------
+        list of int
+            Tasks whose state or reason changed.
+        """
+        if not self.submitted:
+            self._look_for_submission()
+        if self.cancelled is None or self.cancelled:
+            self.cancelled = self.folder.cancel_request()
+        changed = []
+        for task in sorted(self._live):
+            truth = self.tasks[task]
+            before = (truth.state, truth.reason, truth.attempt, truth.stale_since)
+            for rank in range(truth.world):
+                if records := self._read(truth.attempt, task, rank):
+                    truth.records(rank, truth.attempt, records, now)
+                    self.news = now
+            asked_for = self.cancelled is not None and (not self.cancelled or task in self.cancelled)
+            truth.decide(now, cancelled=asked_for)
+            if truth.state.terminal:
+                self._settle(task, truth)
+            if before != (truth.state, truth.reason, truth.attempt, truth.stale_since):
+                changed.append(task)
+                self.news = now
+        return changed
+
+    def _look_for_submission(self) -> None:
+        if self.folder.submission() is not None:
+            self.submitted = True
+            for truth in self.tasks:
+                truth.submitted()
+        elif why := self.folder.refused():
+            for truth in self.tasks:
+                truth.refused(why)
+
+    def _read(self, attempt: int, task: int, rank: int) -> list[dict[str, Any]]:
+        key = (attempt, task, rank)
+        offset = self._offsets.get(key, 0)
+        try:
+            file = os.open(self.folder.events(attempt, task, rank), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return []
+        try:
+            data = os.pread(file, 1 << 20, offset)
+        finally:
+            os.close(file)
+        if not data:
+            return []
+        records, used = events.parse(data)
+        self._offsets[key] = offset + used
+        return records
+
+    def _settle(self, task: int, truth: TaskTruth) -> None:
+        """Keep an end that only the platform told: it forgets."""
+        self._live.discard(task)
+        if truth.from_platform and self.folder.end(task) is None:
+            truth.ended = truth.ended or time.time()
+            end = End(
+                state=truth.state,
+                reason=truth.reason,
+                exit_code=truth.exit_code,
+                signum=truth.signum,
+                time=truth.ended,
+            )
+            self.folder.write_end(task, end)
+
+    def restore(self, now: float) -> None:
+        """Take what was decided earlier, by whomever."""
+        self.scan(now)
+        for task in list(self._live):
+            if (end := self.folder.end(task)) is not None:
+                self.tasks[task].restore(end)
+                self._live.discard(task)
+
+    def hear(self, at: float, observations: Iterable[Observation], now: float) -> None:
+        """The platform's answer, given at `at` (this host's clock)."""
+        fresh = at > self._answered
+        self._answered = at
+        for seen in observations:
+            if seen.task in self._live:
+                self.tasks[seen.task].observe(seen, now, fresh=fresh)
+
+
+class Watcher:
+    """Watches jobs of one job root.
+
+    Parameters
+    ----------
+    root : JobRoot
+        Where they lie.
+    """
+
+    def __init__(self, root: JobRoot) -> None:
+        self.root = root
+        self._lock = threading.Lock()
+        self._scanning = threading.Lock()
+        self._wake = threading.Event()
+        self._tracked: dict[str, Tracking] = {}
+        self._thread: threading.Thread | None = None
+        self._ledger: Ledger | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._polls: dict[str, Future[dict[str, tuple[float, bytes]]]] = {}
+        self._polled: dict[str, float] = {}
+        self._stopped = False
+        self._waiters = 0
+
+    # -- for other threads --------------------------------------------------------
+
+    def track(
+        self, folder: JobFolder, task: int | None = None, listener: Callable[[], None] | None = None
+    ) -> Tracking:
+        """Watch a job; what is known of it already is known when this returns.
+
+        `listener` is called on the watcher's thread after each change of the
+        task, or of any task where none is named.
+
+        Raises
+        ------
+        BackendError
+            The job's backend is not installed here.
+        """
+        with self._lock:
+            tracking = self._tracked.get(folder.id)
+        if tracking is None:
+            tracking = Tracking(folder, registry.get(folder.record.spec.backend))
+            tracking.restore(time.monotonic())
+        with self._lock:
+            tracking = self._tracked.setdefault(folder.id, tracking) if tracking.live else tracking
+            if listener is not None:
+                tracking.listeners.setdefault(-1 if task is None else task, []).append(listener)
+            if tracking.live and (self._thread is None or not self._thread.is_alive()):
+                self._stopped = False
+                self._thread = threading.Thread(target=self._run, name="clusterkernel-watcher", daemon=True)
+                self._thread.start()
+        self._wake.set()
+        return tracking
+
+    def wake(self) -> None:
+        """Something happened (a submission, a cancel): look now."""
+        self._wake.set()
+
+    def hurry(self) -> _Hurry:
+        """A context in which records are read quickly, since somebody waits."""
+        return _Hurry(self)
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """End the thread. Jobs go on; `track` starts it again."""
+        self._stopped = True
+        self._wake.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+    # -- the thread -----------------------------------------------------------------
+
+    def _run(self) -> None:
+        interval = _FAST
+        while not self._stopped:
+            self._wake.wait(interval)
+            self._wake.clear()
+            began = time.monotonic()
+            with self._lock:
+                tracked = list(self._tracked.values())
+            if not tracked:
+                with self._lock:
+                    if not self._tracked:
+                        self._thread = None
+                        return
+                continue
+            self._listen_to_platforms(tracked, began)
+            for tracking in tracked:
+                self._tell(tracking, self._scan(tracking, began))
+                if not tracking.live:
+                    with self._lock:
+                        self._tracked.pop(tracking.folder.id, None)
+            spent = time.monotonic() - began
+            lively = self._waiters or any(began - tracking.news < _LIVELY for tracking in tracked)
+            interval = max(_FAST if lively else _SLOW, spent / _SHARE)
+
+    def _scan(self, tracking: Tracking, now: float) -> list[int]:
+        try:
+            return tracking.scan(now)
+        except (OSError, UnknownJobError) as error:
+            # A folder that was removed under us, or a file system that hangs up.
+            if not tracking.folder.path.is_dir():
+                for truth in tracking.tasks:
+                    truth.refused(f"Its folder {tracking.folder.path} was removed.")
+                tracking._live.clear()
+                return list(range(len(tracking.tasks)))
+            for truth in tracking.tasks:
+                truth.note(f"Its folder cannot be read: {error}.")
+            return []
+
+    @staticmethod
+    def _tell(tracking: Tracking, changed: list[int]) -> None:
+        for task in [*changed, -1] if changed else ():
+            for listener in list(tracking.listeners.get(task, ())):
+                listener()
+
+    def _listen_to_platforms(self, tracked: list[Tracking], now: float) -> None:
+        by_backend: dict[str, list[Tracking]] = {}
+        for tracking in tracked:
+            if tracking.submitted or self._orphaned(tracking):
+                by_backend.setdefault(tracking.name, []).append(tracking)
+        for name, group in by_backend.items():
+            poll = self._polls.get(name)
+            if poll is not None and poll.done():
+                del self._polls[name]
+                if poll.exception() is None:
+                    for tracking in group:
+                        if (answer := poll.result().get(tracking.folder.id)) is not None:
+                            at, body = answer
+                            tracking.hear(at, _ANSWERS.decode(body), now)
+            every = group[0].backend.capabilities.poll_every
+            if name not in self._polls and now - self._polled.get(name, -every) >= every:
+                self._polled[name] = now
+                self._polls[name] = self._ask(name, [tracking.folder.id for tracking in group])
+
+    def _ask(self, name: str, jobs: list[str]) -> Future[dict[str, tuple[float, bytes]]]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(4, thread_name_prefix="clusterkernel-poll")
+        if self._ledger is None:
+            self._ledger = Ledger(self.root.path)
+        ledger, backend = self._ledger, registry.get(name)
+
+        def ask() -> dict[str, bytes]:
+            # About all live jobs of the user: other kernels take this answer too.
+            folders = [folder for folder in self._live_folders(ledger) if folder.record.spec.backend == name]
+            return {job: msgspec.json.encode(list(seen)) for job, seen in backend.poll(folders).items()}
+
+        # Slightly less than the interval, so that one's own rhythm is never too early for oneself.
+        return self._pool.submit(
+            ledger.answers, name, jobs, ask, max_age=backend.capabilities.poll_every * 0.9
+        )
+
+    def _live_folders(self, ledger: Ledger) -> list[JobFolder]:
+        ended = ledger.ended()
+        return [folder for folder in self.root.folders(without=ended) if folder.submission() is not None]
+
+    def _orphaned(self, tracking: Tracking) -> bool:
+        """A job that was never submitted, whose submitter is no more: found by its key, or ended."""
+        record = tracking.folder.record
+        host, _, rest = record.submitter.partition(":")
+        pid, _, started = rest.partition(":")
+        if not pid or host != os.uname().nodename or start_time(int(pid)) == int(started):
+            return False
+        try:
+            submission = tracking.backend.find(tracking.folder)
+        except BackendError as error:
+            for truth in tracking.tasks:
+                truth.note(str(error))
+            return False
+        if submission is not None:
+            tracking.folder.write_submission(submission)
+            tracking.scan(time.monotonic())
+            return True
+        tracking.folder.write_refused("The kernel ended before the job was sent. Send it with %cluster_rerun.")
+        return False
+
+
+class _Hurry:
+    """Counts those who wait."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+
+    def __enter__(self) -> None:
+        with self._watcher._lock:
+            self._watcher._waiters += 1
+        self._watcher.wake()
+
+    def __exit__(self, *_: object) -> None:
+        with self._watcher._lock:
+            self._watcher._waiters -= 1
+
+
+_LOCK = threading.Lock()
+_WATCHERS: dict[str, Watcher] = {}
+
+
+def watcher(root: JobRoot) -> Watcher:
+    """The process's watcher of a job root."""
+    with _LOCK:
+        return _WATCHERS.setdefault(str(root.path), Watcher(root))
+
+
+def note(folder: JobFolder, why: str) -> None:
+    """A word about a job that is not sent yet, for whoever watches it."""
+    with _LOCK:
+        one = _WATCHERS.get(str(folder.path.parent))
+    tracking = one._tracked.get(folder.id) if one else None
+    for truth in tracking.tasks if tracking else ():
+        truth.note(why)
+
+
+def stop_all() -> None:
+    """End the threads of all watchers."""
+    with _LOCK:
+        watchers = list(_WATCHERS.values())
+        _WATCHERS.clear()
+    for one in watchers:
+        one.stop()
+
+
+def _forget_in_child() -> None:
+    # Threads do not survive a fork, and a lock may have been held by one.
+    global _LOCK
+    _LOCK = threading.Lock()
+    _WATCHERS.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
