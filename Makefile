@@ -25,13 +25,13 @@ run: $(VENV)/.run ## Install the product and run notebooks/quickstart.ipynb on t
 lab: $(VENV)/.lab ## Open the quickstart in JupyterLab
 	@$(PY) -m jupyterlab $$([ "$$(id -u)" != 0 ] || echo --allow-root) notebooks/quickstart.ipynb $(ARGS)
 
-test: lint ## Lint, types, layers, all tests but the long matrices; starts a real Slurm (root or sudo)
+test: $(VENV)/.test lint ## Lint, types, layers, all tests but the long matrices; starts a real Slurm (root or sudo)
 	@$(call tests,not full and not torch)
 
 test-fast: $(VENV)/.test ## The tests that need no service
 	@$(PYTEST) -m "$(NO_SERVICE) and not full and not torch" $(ARGS)
 
-test-full: lint $(VENV)/.torch ## All tests, the long matrices too (hours)
+test-full: $(VENV)/.torch lint ## All tests, the long matrices too (hours)
 	@$(call tests,True)
 
 lint: $(VENV)/.test ## Style, types and layers

@@ -127,7 +127,7 @@ class JobArray(Sequence[jobs.Job]):
             The first task that ended otherwise than well.
         """
         self.wait(timeout)
-        values = []
+        values: list[Any] = []
         for job in self._jobs:
             value = job.result(0 if timeout is not None else None)
             values += value if self.chunksize > 1 else [value]

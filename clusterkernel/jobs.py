@@ -4,56 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
-import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from clusterkernel import logs, spec, watcher
+from clusterkernel import loading, logs, spec, watcher
 from clusterkernel.errors import (
     BackendUnavailable,
     ClusterKernelError,
-    JobCancelled,
-    JobDied,
-    JobError,
-    JobFailed,
-    JobLost,
-    JobOutOfMemory,
-    JobTimedOut,
-    LaunchFailed,
-    NodeLost,
-    ResultFailed,
-    UnknownJobError,
-    nearest,
 )
-from clusterkernel.jobfolder import JobFolder, JobRecord, JobRoot
+from clusterkernel.jobfolder import JobFolder
+from clusterkernel.jobroot import JobRoot
+from clusterkernel.records import JobRecord
 from clusterkernel.states import JobState
-from clusterkernel.views import JobView, OutputView
+from clusterkernel.truth import Outcome
+from clusterkernel.views import JobView
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from clusterkernel.arrays import JobArray
 
-__all__ = ["Job", "Outputs"]
+__all__ = ["Job", "of_folder"]
 
-_ERRORS: Final[Mapping[JobState, type[JobError]]] = {
-    JobState.FAILED: JobFailed,
-    JobState.DIED: JobDied,
-    JobState.OUT_OF_MEMORY: JobOutOfMemory,
-    JobState.TIMED_OUT: JobTimedOut,
-    JobState.CANCELLED: JobCancelled,
-    JobState.NODE_LOST: NodeLost,
-    JobState.LAUNCH_FAILED: LaunchFailed,
-    JobState.RESULT_FAILED: ResultFailed,
-    JobState.LOST: JobLost,
-}
 _TAIL_LINES: Final = 20
 _METRICS_TAIL: Final = 1 << 16
 
@@ -240,13 +220,19 @@ class Job(concurrent.futures.Future[Any]):
             raise concurrent.futures.TimeoutError(f"Job {self.id} is {self.state} after {timeout:g} s; it goes on.")
         return self._load()[1]
 
-    def __await__(self) -> Iterator[Any]:
+    def __await__(self) -> Generator[Any, None, Any]:
         # A waiter of its own: asyncio.wrap_future would cancel the job when the wait is abandoned.
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
 
+        def finish() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
         def wake(_: object) -> None:
-            loop.call_soon_threadsafe(lambda: waiter.done() or waiter.set_result(None))
+            # The loop may be gone when the wait was abandoned; the job goes on.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(finish)
 
         self.add_done_callback(wake)
         with self._watcher.hurry():
@@ -281,90 +267,41 @@ class Job(concurrent.futures.Future[Any]):
     # -- what it made ------------------------------------------------------------------
 
     @property
-    def outputs(self) -> Outputs:
+    def outputs(self) -> loading.Outputs:
         """The names that the cell assigned, loaded when asked for."""
-        return Outputs(self)
+        return loading.Outputs(self)
 
     def results(self) -> list[Any]:
         """The return values of all ranks, by rank. Waits for the end."""
         self.result()
-        from clusterkernel.payload import results
+        return loading.results_of(self)
 
-        return [
-            results.load_result(out, self._namespace(), self.folder.payload)
-            for rank in range(self.spec.processes)
-            for out in self._result_dirs(rank)
-        ]
+    @property
+    def outcome(self) -> Outcome | None:
+        """The record with which the job's own supervisor ended it, where it could."""
+        return self._truth.outcome
 
-    def _out(self, rank: int = 0) -> Path:
+    def out(self, rank: int = 0) -> Path:
+        """Where a process of its last attempt left what it printed and made."""
         return self.folder.out(self._truth.attempt, self._task, rank)
-
-    def _result_dirs(self, rank: int) -> list[Path]:
-        """Where a process's results lie: its own folder, or one for each rank under its launcher."""
-        out = self._out(rank)
-        if self.spec.launcher is spec.Launcher.NONE or self.record.payload.kind == "command":
-            return [out]
-        ranks = [path for path in out.iterdir() if path.name.startswith("rank-")]
-        return sorted(ranks, key=lambda path: int(path.name.removeprefix("rank-")))
-
-    @staticmethod
-    def _namespace() -> dict[str, Any]:
-        return vars(sys.modules["__main__"])
 
     def _load(self) -> tuple[Any, BaseException | None]:
         with self._load_lock:
             if self._loaded is None:
-                try:
-                    self._loaded = self._load_value(), None
-                except BaseException as error:
-                    if isinstance(error, KeyboardInterrupt):
-                        raise
-                    self._loaded = None, error
+                self._loaded = self._load_once()
         value, error = self._loaded
         if error is not None:
             # Each raise adds frames to it; nobody wants those of an earlier one.
             error.__traceback__ = None
         return value, error
 
-    def _load_value(self) -> Any:
-        if self.state is not JobState.SUCCEEDED:
-            raise self._error()
-        outcome = self._truth.outcome
-        if outcome is None or outcome.result == "none":
-            return None
-        from clusterkernel.payload import results
-
-        self.folder.verify()
-        return results.load_result(self._result_dirs(0)[0], self._namespace(), self.folder.payload)
-
-    def _error(self) -> BaseException:
-        outcome = self._truth.outcome
-        told = (outcome.error if outcome else None) or {}
-        message = f"Job {self.id} ({self.name}): {self.reason or self.state.value}"
-        error = _ERRORS[self.state](
-            message,
-            job_id=self.id,
-            log_tail=self.logs(_TAIL_LINES),
-            remote_traceback=str(told.get("traceback") or ""),
-            hint="" if self.state is JobState.CANCELLED else f"%cluster_logs {self.id} shows its output.",
-        )
-        if self.state is JobState.FAILED and told:
-            from clusterkernel.payload import results
-
-            self.folder.verify()
-            own = results.load_error(self._failed_out(), self._namespace(), self.folder.payload)
-            if own is not None:
-                own.__cause__ = error
-                return own
-        return error
-
-    def _failed_out(self) -> Path:
-        """The folder of the first rank that left an exception."""
-        for rank in range(self.spec.processes):
-            for out in self._result_dirs(rank):
-                if (out / "error.pkl").is_file():
-                    return out
-        return self._out()
+    def _load_once(self) -> tuple[Any, BaseException | None]:
+        try:
+            return loading.value_of(self), None
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the user's own exception may be of any kind
+            return None, error
 
     # -- what it says ------------------------------------------------------------------
 
@@ -386,7 +323,7 @@ class Job(concurrent.futures.Future[Any]):
             raise ClusterKernelError(
                 f"Job {self.id} has no process {rank}.", hint=f"It has 0 to {self.spec.processes - 1}."
             )
-        return logs.tail(self._out(rank), lines, stream)
+        return logs.tail(self.out(rank), lines, stream)
 
     def follow(self, stream: str = "both", rank: int = 0, *, tail: int | None = None) -> Iterator[str]:
         """What it prints, as it comes, until its end.
@@ -398,13 +335,13 @@ class Job(concurrent.futures.Future[Any]):
         tail : int, optional
             Begin about so many bytes before the end of what is there.
         """
-        reader, attempt = logs.Reader(self._out(rank), stream), self._truth.attempt
+        reader, attempt = logs.Reader(self.out(rank), stream), self._truth.attempt
         if tail is not None and reader.out.is_dir():
             reader.seek_tail(tail)
         while True:
             over = self.state.terminal
             if attempt != self._truth.attempt:
-                reader, attempt = logs.Reader(self._out(rank), stream), self._truth.attempt
+                reader, attempt = logs.Reader(self.out(rank), stream), self._truth.attempt
             if data := reader.read(1 << 16):
                 yield data.decode("utf-8", "replace")
             elif over:
@@ -437,7 +374,7 @@ class Job(concurrent.futures.Future[Any]):
     def _latest(self) -> tuple[tuple[float, float] | None, dict[str, float]]:
         """Progress and the last value of each metric, from the end of the first process's records."""
         progress, latest = None, {}
-        for record in _last_records(self._out() / "metrics.jsonl"):
+        for record in _last_records(self.out() / "metrics.jsonl"):
             if record.get("source") == "progress":
                 progress = (float(record["done"]), float(record["total"]))
             else:
@@ -482,7 +419,7 @@ class Job(concurrent.futures.Future[Any]):
             exit_code=truth.exit_code,
             progress=progress,
             latest=latest,
-            outputs={name: _output_view(about) for name, about in (outcome.outputs if outcome else {}).items()},
+            outputs=loading.output_views(self),
             bind=self.record.payload.bind,
             error=error,
             traceback=str(told.get("traceback") or ""),
@@ -505,50 +442,6 @@ class Job(concurrent.futures.Future[Any]):
         again = submission.rerun(self, changes or {}, fields)
         assert isinstance(again, Job)
         return again
-
-
-class Outputs(Mapping[str, Any]):
-    """The names that a job saved; a value is loaded each time it is asked for."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def _saved(self) -> dict[str, OutputView]:
-        outcome = self._job._truth.outcome
-        return {name: _output_view(about) for name, about in (outcome.outputs if outcome else {}).items()}
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, about in self._saved().items() if not about.error)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def __repr__(self) -> str:
-        return f"<outputs of job {self._job.id}: {', '.join(self) or 'none'}>"
-
-    def __getitem__(self, name: str) -> Any:
-        job = self._job
-        saved = self._saved()
-        if not job.state.terminal:
-            raise ClusterKernelError(f"Job {job.id} is {job.state}.", hint=f"%cluster_wait {job.id} waits for it.")
-        if name not in saved:
-            raise KeyError(f"Job {job.id} saved no {name!r}. {nearest(name, saved)}".rstrip())
-        if error := saved[name].error:
-            raise ResultFailed(f"{name!r} of job {job.id} could not be saved: {error}", job_id=job.id)
-        from clusterkernel.payload import results
-
-        job.folder.verify()
-        return results.load_output(self.path(name), job._namespace(), job.folder.payload)
-
-    def path(self, name: str) -> Path:
-        """The file that holds the value."""
-        return self._job._result_dirs(0)[0] / "outputs" / f"{name}.pkl"
-
-
-def _output_view(about: Mapping[str, Any]) -> OutputView:
-    return OutputView(
-        size=int(about.get("size") or 0), type=str(about.get("type") or ""), error=str(about.get("error") or "")
-    )
 
 
 def _last_records(path: Path) -> list[dict[str, Any]]:
@@ -577,9 +470,11 @@ def _with_patience(call: Callable[[], None], backend: str, patience: float = 30.
 
     def run() -> None:
         try:
-            outcome.set_result(call())
+            call()
         except BaseException as error:
             outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
 
     threading.Thread(target=run, name="clusterkernel-cancel", daemon=True).start()
     try:
@@ -602,47 +497,7 @@ def of_folder(folder: JobFolder, task: int | None = None) -> Job:
         return found
 
 
-def job(job_id: str | int, *, root: JobRoot | None = None) -> Job | JobArray:
-    """The job with this id: ``12``, ``"12_3"``, or a platform's, ``"slurm:8123_4"``.
-
-    Raises
-    ------
-    UnknownJobError
-        There is none.
-    """
-    from clusterkernel.arrays import JobArray
-
-    root = root or JobRoot()
-    text = str(job_id).strip()
-    if ":" in text and not text[0].isdigit():
-        return _by_platform_id(text, root)
-    number, _, task = text.partition("_")
-    folder = root.open(number)
-    if not folder.record.array:
-        if task:
-            raise UnknownJobError(f"Job {number} is no array.", hint=f"Write {number}.")
-        return of_folder(folder)
-    if not task:
-        return JobArray(folder)
-    if not task.isdigit() or int(task) >= folder.record.tasks:
-        raise UnknownJobError(
-            f"Job {number} has no task {task!r}.", hint=f"It has {number}_0 to {number}_{folder.record.tasks - 1}."
-        )
-    return of_folder(folder, int(task))
-
-
-def _by_platform_id(text: str, root: JobRoot) -> Job | JobArray:
-    backend, _, wanted = text.partition(":")
-    for folder in root.folders():
-        submission = folder.submission() if folder.record.spec.backend == backend else None
-        for base, first, count in submission.platform_ids if submission else ():
-            if wanted == base:
-                return job(folder.id, root=root)
-            number = wanted.removeprefix(f"{base}_")
-            if number != wanted and number.isdigit() and int(number) < count and folder.record.array:
-                return of_folder(folder, first + int(number))
-    raise UnknownJobError(f"No job of ours is {text!r}.", hint="%cluster_jobs lists all.")
-
-
 def _load_job(job_id: str, root: str) -> Job | JobArray:
-    return job(job_id, root=JobRoot(Path(root)))
+    from clusterkernel import lookup
+
+    return lookup.job(job_id, root=JobRoot(Path(root)))

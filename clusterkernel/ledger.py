@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -99,7 +99,7 @@ class Ledger:
         connection.execute("CREATE TABLE IF NOT EXISTS ended (job TEXT PRIMARY KEY, created REAL, body BLOB)")
         return connection
 
-    def _run(self, sql: str, values: Sequence[object] = ()) -> list[tuple[object, ...]]:
+    def _run(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         with self._lock:
             try:
                 return self._connect().execute(sql, values).fetchall()
@@ -160,7 +160,7 @@ class Ledger:
         """
         now = time.time()
         asked = self._run("SELECT at FROM asked WHERE backend = ?", (backend,))
-        due = not asked or not 0 <= now - float(str(asked[0][0])) < max_age
+        due = not asked or not 0 <= now - asked[0][0] < max_age
         if due:
             with self._turn(backend) as mine:
                 if mine:
@@ -174,7 +174,7 @@ class Ledger:
                         connection.execute("COMMIT")
         wanted = set(jobs)
         held = self._run("SELECT job, at, body FROM answers WHERE backend = ?", (backend,))
-        return {str(job): (float(str(at)), bytes(body)) for job, at, body in held if job in wanted}  # type: ignore[arg-type]
+        return {job: (at, bytes(body)) for job, at, body in held if job in wanted}
 
     def forget_answers(self, backend: str, jobs: Sequence[str]) -> None:
         """Drop the answers about jobs that have ended."""
@@ -185,7 +185,7 @@ class Ledger:
 
     def ended(self) -> dict[str, bytes]:
         """Summaries of ended jobs by id, as `remember` got them."""
-        return {str(job): bytes(body) for job, body in self._run("SELECT job, body FROM ended")}  # type: ignore[arg-type]
+        return {job: bytes(body) for job, body in self._run("SELECT job, body FROM ended")}
 
     def remember(self, job: str, created: float, summary: object) -> None:
         """Keep the summary of a job that has ended."""

@@ -55,7 +55,7 @@ class _Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     """A group of fields of `JobSpec`."""
 
 
-class Resources(_Group):
+class Resources(_Group, frozen=True):
     """What each node brings."""
 
     nodes: Annotated[int, _meta("Number of nodes.", "2", unit="count", ge=1, le=100_000)] = 1
@@ -76,7 +76,7 @@ class Resources(_Group):
     ] = None
 
 
-class Schedule(_Group):
+class Schedule(_Group, frozen=True):
     """Where and when it may run."""
 
     time: Annotated[Annotated[int, Meta(ge=1)] | None, _meta("Time limit of the run.", "4h", unit="time")] = None
@@ -93,7 +93,7 @@ class Schedule(_Group):
     dependency: Annotated[str | None, _meta("Jobs to wait for, as the platform spells it.", "afterok:8123")] = None
 
 
-class Recovery(_Group):
+class Recovery(_Group, frozen=True):
     """What happens after a failure or a pre-emption."""
 
     attempts: Annotated[int, _meta("How often the run may start in all.", "3", unit="count", ge=1, le=100)] = 1
@@ -108,7 +108,7 @@ class Recovery(_Group):
     ] = None
 
 
-class Environment(_Group):
+class Environment(_Group, frozen=True):
     """What the code finds around it."""
 
     env: Annotated[dict[str, str], _meta("Environment variables.", "NCCL_DEBUG=INFO", unit="pairs")] = {}
@@ -124,14 +124,14 @@ class Environment(_Group):
     files: Annotated[tuple[str, ...], _meta("File or folder to take along.", "data.csv", unit="names")] = ()
 
 
-class Volume(_Group):
+class Volume(_Group, frozen=True):
     """A named store of a cloud and where the job sees it."""
 
     name: str
     mount: str
 
 
-class Storage(_Group):
+class Storage(_Group, frozen=True):
     """What the job keeps files on."""
 
     volumes: Annotated[
@@ -145,7 +145,7 @@ class Storage(_Group):
     ] = None
 
 
-class Stage(_Group):
+class Stage(_Group, frozen=True):
     """A step that comes before the run, with needs of its own."""
 
     name: str
@@ -154,13 +154,13 @@ class Stage(_Group):
     time: int | None = None
 
 
-class Array(_Group):
+class Array(_Group, frozen=True):
     """One logical job of many tasks."""
 
     size: Annotated[int, Meta(ge=1)]
 
 
-class JobSpec(_Group):
+class JobSpec(_Group, frozen=True):
     """The description of one run, complete and independent of any platform."""
 
     backend: Annotated[str, _meta("Where to run.", "slurm")] = "local"

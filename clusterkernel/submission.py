@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from clusterkernel import arrays, fields, jobs, spec
+from clusterkernel import arrays, fields, jobs, lookup, secretstore, spec
 from clusterkernel.backends import registry
 from clusterkernel.errors import UnknownJobError
-from clusterkernel.jobfolder import JobFolder, JobRecord, JobRoot, PayloadSummary, identity
+from clusterkernel.jobfolder import JobFolder
+from clusterkernel.jobroot import JobRoot
 from clusterkernel.ledger import Ledger
+from clusterkernel.records import JobRecord, PayloadSummary, identity
 from clusterkernel.spec import JobSpec
 from clusterkernel.states import JobState
 from clusterkernel.submitter import Submitter
@@ -41,6 +43,7 @@ def complete(wanted: JobSpec, *, title: str = "") -> JobSpec:
     environment = msgspec.structs.replace(environment, workdir=workdir)
     name = wanted.name or re.sub(r"[^\w.-]+", "-", title).strip("-.")[:40] or "job"
     wanted = msgspec.structs.replace(wanted, environment=environment, name=name)
+    secretstore.require(environment.secrets)
     registry.get(wanted.backend).check(wanted)
     return wanted
 
@@ -100,6 +103,7 @@ def submit(
             attach_key=attach_key,
             notebook=notebook,
             parent=parent,
+            secrets_file=str(secretstore.store_file()) if wanted.environment.secrets else "",
             **identity(),
         )
 
@@ -151,7 +155,7 @@ def find_attachable(attach_key: str, root: JobRoot | None = None) -> jobs.Job | 
     for folder in reversed(root.folders()):
         if folder.record.attach_key != attach_key:
             continue
-        found = jobs.job(folder.id, root=root)
+        found = lookup.job(folder.id, root=root)
         if not found.state.terminal:
             return found
         if found.state is JobState.SUCCEEDED and not folder.delivered():
@@ -177,7 +181,7 @@ def summaries(root: JobRoot | None = None, *, settle: float = 1.0) -> list[JobVi
         known = ledger.ended()
         views, live = {}, []
         for folder in root.folders(without=known):
-            found = jobs.job(folder.id, root=root)
+            found = lookup.job(folder.id, root=root)
             live.append(found)
         deadline = time.monotonic() + settle
         for found in live:
@@ -207,7 +211,7 @@ def remove(job_id: str, root: JobRoot | None = None) -> int:
     """
     root = root or _root()
     folder = root.open(job_id)
-    found = jobs.job(job_id, root=root)
+    found = lookup.job(job_id, root=root)
     if not found.state.terminal:
         raise UnknownJobError(f"Job {job_id} is {found.state}.", hint=f"%cluster_cancel {job_id} ends it first.")
     size = folder.size()

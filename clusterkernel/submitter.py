@@ -9,7 +9,9 @@ from clusterkernel import watcher
 from clusterkernel.backends import registry
 from clusterkernel.backends.base import Backend
 from clusterkernel.errors import BackendError, BackendUnavailable, ClusterKernelError
-from clusterkernel.jobfolder import JobFolder, JobRoot, Submission
+from clusterkernel.jobfolder import JobFolder
+from clusterkernel.jobroot import JobRoot
+from clusterkernel.records import Submission
 
 __all__ = ["Submitter"]
 

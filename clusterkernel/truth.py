@@ -12,10 +12,10 @@ from typing import Any, Final
 import msgspec
 
 from clusterkernel.backends.base import Observation
-from clusterkernel.jobfolder import End
+from clusterkernel.records import End
 from clusterkernel.states import JobState, may_follow
 
-__all__ = ["TaskTruth"]
+__all__ = ["Outcome", "TaskTruth"]
 
 # A record that was written when the platform tells the end may take this long
 # to be seen over NFS (attribute caches: 3 to 60 s; acregmin is 3 s).

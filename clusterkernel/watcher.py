@@ -20,11 +20,12 @@ import msgspec
 from clusterkernel.backends import registry
 from clusterkernel.backends.base import Backend, Observation
 from clusterkernel.errors import BackendError, UnknownJobError
-from clusterkernel.jobfolder import End, JobFolder, JobRoot
+from clusterkernel.jobfolder import JobFolder
+from clusterkernel.jobroot import JobRoot
 from clusterkernel.ledger import Ledger
+from clusterkernel.records import End
 from clusterkernel.runtime import events
 from clusterkernel.runtime.processes import start_time
-from clusterkernel.states import JobState
 from clusterkernel.truth import TaskTruth
 
 __all__ = ["Tracking", "Watcher", "watcher"]
@@ -121,6 +122,7 @@ class Tracking:
             os.close(file)
         if not data:
             return []
+        records: list[dict[str, Any]]
         records, used = events.parse(data)
         self._offsets[key] = offset + used
         return records

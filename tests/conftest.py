@@ -1,34 +1,35 @@
-"""What every test starts from: folders of its own, and the marks that keep shared services on one worker."""
+"""What every test starts from: folders of its own, none of them the person's."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
-pytest_plugins = [name for name in ["tests.clusters.fixtures"] if importlib.util.find_spec(name)]
+pytest_plugins = ["tests.clusters.fixtures"]
 
-# Each of these marks stands for something that is started once: its tests go to one xdist worker.
-SERVICES = ("slurm", "browser")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        for name in SERVICES:
-            if item.get_closest_marker(name) and not item.get_closest_marker("xdist_group"):
-                item.add_marker(pytest.mark.xdist_group(name))
+FOLDERS = {
+    "CLUSTERKERNEL_JOB_ROOT": "jobs",
+    "CLUSTERKERNEL_LOCAL_DIR": "local",
+    "IPYTHONDIR": "ipython",
+    "JUPYTER_CONFIG_DIR": "jupyter/config",
+    "JUPYTER_DATA_DIR": "jupyter/data",
+    "JUPYTER_RUNTIME_DIR": "jupyter/runtime",
+    "XDG_CACHE_HOME": "cache",
+    "XDG_CONFIG_HOME": "config",
+    "XDG_DATA_HOME": "data",
+    "XDG_STATE_HOME": "state",
+}
+# What would make a test behave otherwise on one machine than on another.
+UNSET = ("CLUSTERKERNEL_INTERACTIVE", "CLUSTERKERNEL_PROFILES", "SLURM_CONF")
 
 
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Keep a test off the person's jobs, profiles, ledger and Jupyter settings; gives the folder that has them all."""
     home = tmp_path_factory.mktemp("home")
-    monkeypatch.setenv("CLUSTERKERNEL_JOB_ROOT", str(home / "jobs"))
-    for name in ("CACHE", "CONFIG", "DATA", "STATE"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(home / name.lower()))
-    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
-        monkeypatch.setenv(name, str(home / name.lower()))
-    for name in ("CLUSTERKERNEL_INTERACTIVE", "SLURM_CONF"):
+    for name, folder in FOLDERS.items():
+        monkeypatch.setenv(name, str(home / folder))
+    for name in UNSET:
         monkeypatch.delenv(name, raising=False)
     return home

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import msgspec
 
-from clusterkernel.jobfolder import Submission
+from clusterkernel.records import Submission
 from clusterkernel.spec import JobSpec
 from clusterkernel.states import JobState
 

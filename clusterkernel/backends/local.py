@@ -15,7 +15,9 @@ from typing import ClassVar, Final
 from clusterkernel import ledger
 from clusterkernel.backends.base import Availability, Capabilities, Check, Observation, Plan
 from clusterkernel.errors import BackendError, SpecError, SubmissionError
-from clusterkernel.jobfolder import JobFolder, JobRoot, Submission
+from clusterkernel.jobfolder import JobFolder
+from clusterkernel.jobroot import JobRoot
+from clusterkernel.records import Submission
 from clusterkernel.runtime import processes
 from clusterkernel.spec import JobSpec
 from clusterkernel.states import JobState

@@ -96,7 +96,9 @@ def check(spec: JobSpec) -> None:
     if spec.storage.volumes:
         name = spec.storage.volumes[0].name
         raise SpecError(
-            f"--volumes = {name!r} means nothing to Slurm.", field="--volumes", hint="Use a folder that the nodes share."
+            f"--volumes = {name!r} means nothing to Slurm.",
+            field="--volumes",
+            hint="Use a folder that the nodes share.",
         )
     if spec.name is not None and clean_name(spec.name) != spec.name:
         raise SpecError(
@@ -148,14 +150,15 @@ def notes(spec: JobSpec) -> tuple[str, ...]:
     if spec.schedule.network is not None:
         found.append("--network has an effect on HPE and Cray networks only; InfiniBand is NCCL's own choice.")
     if spec.resources.memory_limit is not None:
-        found.append(f"Slurm has one number for memory: --memory-limit {format_memory(spec.resources.memory_limit)} has no effect.")
+        limit = format_memory(spec.resources.memory_limit)
+        found.append(f"Slurm has one number for memory: --memory-limit {limit} has no effect.")
     if spec.storage.shm is not None:
         found.append("--shm has no effect on Slurm: /dev/shm is the node's.")
     if may_requeue(spec):
         found.append("Slurm may start the job again: the code then runs from its beginning.")
     for name in spec.environment.env:
         if SECRET.search(name):
-            found.append(f"{name} is written into the script, which Slurm stores: use --secrets {name} if it is secret.")
+            found.append(f"{name} stands in the script, which Slurm stores: use --secrets {name} if it is secret.")
     return tuple(found)
 
 
@@ -222,7 +225,8 @@ def write(
         body.append("type module >/dev/null 2>&1 || . /etc/profile")
     body += [line.rstrip("\n") for line in spec.environment.setup]
     if workdir:
-        body += ["ck_phase=folder", f"cd {shlex.quote(workdir)} || {_stop(1, f'The working folder {workdir} is not there')}"]
+        missing = _stop(1, f"The working folder {workdir} is not there")
+        body += ["ck_phase=folder", f"cd {shlex.quote(workdir)} || {missing}"]
     body += ["ck_phase=interpreter", _interpreter(launch[0]), "ck_phase=launch"]
     words = [*_srun(spec, options), *launch]
     if first:
@@ -242,9 +246,10 @@ ck_phase=setup
 ck_reason=
 ck_end() {{
     ck_code=$?
-    mkdir -p -m 700 "$ck_events"
-    printf '{{"t":%(%s)T,"kind":"shell","phase":"%s","exit_code":%d,"platform_id":"%s","host":"%s","reason":"%s"}}\\n' \\
-        -1 "$ck_phase" "$ck_code" "{own_id}" "$HOSTNAME" "$ck_reason" >>"$ck_events/$ck_task.shell.jsonl"
+    [ -d "$ck_events" ] || mkdir -p -m 700 "$ck_events"
+    ck_form='{{"t":%(%s)T,"kind":"shell","phase":"%s","exit_code":%d,"platform_id":"%s","host":"%s","reason":"%s"}}\\n'
+    printf "$ck_form" -1 "$ck_phase" "$ck_code" "{own_id}" "$HOSTNAME" "$ck_reason" \\
+        >>"$ck_events/$ck_task.shell.jsonl"
 }}
 ck_stop() {{
     ck_reason="$2 on node ${{SLURMD_NODENAME:-$HOSTNAME}}."
@@ -309,7 +314,8 @@ def _launch(spec: JobSpec, command: str) -> list[str]:
     return [
         *run,
         "# The supervisor says whether the run may be tried again.",
-        'if [ "$ck_code" -ne 0 ] && tail -qn 1 "$ck_events/$ck_task".[0-9]*.jsonl | grep -q \'"retry": true\'; then',
+        'ck_said=$(tail -qn 1 "$ck_events/$ck_task".[0-9]*.jsonl 2>/dev/null)',
+        'if [ "$ck_code" -ne 0 ] && [[ $ck_said == *\'"retry": true\'* ]]; then',
         f'    {pause}scontrol requeue "$SLURM_JOB_ID" && sleep 60',
         "fi",
         'exit "$ck_code"',

@@ -188,9 +188,7 @@ def _merge_memory(spec: JobSpec, ours: dict[str, str | None], theirs: dict[str, 
         ours["mem"] = "0"  # else whole nodes come with the default memory of a part of one
 
 
-def _merge_gpus(
-    request: GpuRequest | None, ours: dict[str, str | None], theirs: dict[str, Option]
-) -> bool:
+def _merge_gpus(request: GpuRequest | None, ours: dict[str, str | None], theirs: dict[str, Option]) -> bool:
     """Say GPUs once, by ``--gpus-per-node`` or ``--gres``: from 26.05 on both together are fatal.
 
     ``--gres`` alone, without a value, means: ask for the spec's GPUs by ``--gres``.
@@ -241,4 +239,6 @@ def _contradiction(option: Option, field: str, value: str | None) -> SpecError:
 
 def lines(options: list[Option]) -> list[str]:
     """The directives."""
-    return [f"#SBATCH --{option.name}" + ("" if option.value is None else f"={quote(option.value)}") for option in options]
+    return [
+        f"#SBATCH --{option.name}" + ("" if option.value is None else f"={quote(option.value)}") for option in options
+    ]

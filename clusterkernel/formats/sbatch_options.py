@@ -91,7 +91,9 @@ def parse(options: Iterable[str]) -> list[Option]:
     for given in options:
         text = given.strip()
         if "\n" in text or "\r" in text or "\0" in text:
-            raise SpecError(f"--sbatch {given!r} holds a line break.", field="--sbatch", hint="Write one option a line.")
+            raise SpecError(
+                f"--sbatch {given!r} holds a line break.", field="--sbatch", hint="Write one option a line."
+            )
         if text.startswith("--") and len(text) > 2:
             name, equals, value = text[2:].partition("=")
             name = ALIASES.get(name, name)

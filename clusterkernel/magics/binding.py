@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterkernel.errors import ClusterKernelError
 from clusterkernel.magics.cards import Cards
 from clusterkernel.magics.notebook import kernel_of
-from clusterkernel.magics.pending import Pending
+from clusterkernel.magics.pending import Pending, job_of, still_pending
 from clusterkernel.render import format_size
 from clusterkernel.states import JobState
 
@@ -37,11 +37,11 @@ class Deliveries:
     ----------
     shell : InteractiveShell
         Whose namespace.
-    limit : int
-        Bytes; more than that is not loaded by itself.
+    limit : callable
+        Gives the bytes above which a job's names are not bound by themselves.
     """
 
-    def __init__(self, shell: InteractiveShell, limit: int) -> None:
+    def __init__(self, shell: InteractiveShell, limit: Callable[[], int]) -> None:
         self._shell = shell
         self._limit = limit
         self._lock = threading.Lock()
@@ -113,16 +113,15 @@ class Deliveries:
         """What was bound, and what a person should know."""
         job, namespace = delivery.job, self._shell.user_ns
         if job.state not in _WHOLE:
-            job.folder.mark_delivered()
             return (), ""
         standing = [name for name, mark in delivery.placeholders.items() if namespace.get(name) is mark]
         saved = {name: output for name, output in job.summary().outputs.items() if not output.error}
         wanted = [name for name in standing if name in saved]
         size = sum(saved[name].size for name in wanted)
-        if size > self._limit:
+        if size > (limit := self._limit()):
             return (), (
                 f"{', '.join(wanted)} take{'s' * (len(wanted) == 1)} {format_size(size)}, more than "
-                f"{format_size(self._limit)}, and {'is' if len(wanted) == 1 else 'are'} not bound by "
+                f"{format_size(limit)}, and {'is' if len(wanted) == 1 else 'are'} not bound by "
                 f"{'itself' if len(wanted) == 1 else 'themselves'}."
             )
         try:
@@ -130,5 +129,25 @@ class Deliveries:
         except ClusterKernelError as error:
             return (), str(error)
         namespace.update(values)
-        job.folder.mark_delivered()
+        job.folder.write_delivered(tuple(wanted))
         return tuple(wanted), ""
+
+    def bind_now(self, name: str, value: Pending) -> BaseException | None:
+        """Bind what an ended job saved, whatever its size, since somebody waited for it.
+
+        Returns
+        -------
+        BaseException or None
+            Why it is not there.
+        """
+        job = job_of(value)
+        if job.state not in _WHOLE:
+            return job.exception()
+        if name not in job.outputs:
+            return still_pending(value)
+        try:
+            self._shell.user_ns[name] = job.outputs[name]
+        except ClusterKernelError as error:
+            return error
+        job.folder.write_delivered((name,))
+        return None

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from IPython.core.error import InputRejected
 
-from clusterkernel.errors import ClusterKernelError
 from clusterkernel.magics.binding import Deliveries
 from clusterkernel.magics.pending import Pending, job_of, pending_names, still_pending
-from clusterkernel.magics.reach import reach
 from clusterkernel.magics.waiting import WaitStopped, wait_for
 
 if TYPE_CHECKING:
@@ -49,46 +47,45 @@ class Guard:
         Raises
         ------
         InputRejected
-            The cell reads a name that is not there.
+            The cell reads a name that is not there; with that error's name and lines.
         """
         if pending_names(self._shell.user_ns):
             self._deliveries.collect()
             if waiting := pending_names(self._shell.user_ns):
-                try:
-                    self.require(self._read_by(tree), waiting)
-                except (ClusterKernelError, WaitStopped) as error:
-                    reject(error)
-                except Exception as error:  # noqa: BLE001 - the user's own, from the job
-                    if getattr(error, "__cause__", None) is None:
-                        raise
+                error = self.missing(self._read_by(tree), waiting)
+                if error is not None:
                     reject(error)
         return tree
 
-    def require(self, names: Iterable[str], waiting: Mapping[str, Pending] | None = None) -> None:
-        """Make sure that none of `names` is missing.
+    def missing(self, names: Iterable[str], waiting: Mapping[str, Pending] | None = None) -> BaseException | None:
+        """Wait for `names` where that is wanted.
 
-        Raises
-        ------
-        PendingError
-            One is, and nobody wants to wait.
-        Exception
-            The job ended otherwise than well: its own error where it was waited for.
+        Returns
+        -------
+        BaseException or None
+            Why one of them is not there: it has yet to come, its job ended
+            badly (then that job's own error), the wait was interrupted.
         """
         waiting = pending_names(self._shell.user_ns) if waiting is None else waiting
         needed = {name: waiting[name] for name in names if name in waiting}
         if not needed:
-            return
-        jobs = list({job_of(value).id: job_of(value) for value in needed.values()}.values())
+            return None
         if not self._waits():
-            raise still_pending(next(iter(needed.values())))
-        wait_for(jobs)
+            return still_pending(next(iter(needed.values())))
+        try:
+            wait_for(list({job_of(value).id: job_of(value) for value in needed.values()}.values()))
+        except WaitStopped as stopped:
+            return stopped
         self._deliveries.collect()
         for name, value in needed.items():
-            if self._shell.user_ns.get(name) is value:
-                self._deliveries.bind_now(value, name)
+            if self._shell.user_ns.get(name) is value and (error := self._deliveries.bind_now(name, value)) is not None:
+                return error
+        return None
 
     def _read_by(self, tree: ast.AST) -> list[str]:
         """Names that the cell reads, also through the notebook's functions and classes."""
+        from clusterkernel.magics.reach import reach  # only where something is pending: loading must be quick
+
         found = dict.fromkeys(reach(tree, self._shell.user_ns))
         for text in _shell_lines(tree):
             found.update(dict.fromkeys(_IN_SHELL.findall(text)))

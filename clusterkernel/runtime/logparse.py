@@ -17,6 +17,8 @@ __all__ = ["LogParser"]
 # A line (or what stands between two carriage returns) that is longer is no metric.
 _LONGEST = 1 << 15
 _SLICE = 1 << 16
+# How much of what came before a bar tells how it was drawn.
+_CONTEXT = 32
 # Every line of interest has one of these in it.
 _WORDS = (b"loss", b"epoch", b"step", b"it/s", b"s/it", b"iter", b"acc", b"checkpoint-")
 # Longest time between two records of a bar that shows its metrics, or of a print that overwrites itself.
@@ -29,13 +31,14 @@ _EPOCH_BAR = r"(?i)\bepoch\s?[:=#]?\s?[\[(]?(\d{1,9})\b"
 class _Stream(object):
     """What is kept of one stream between two chunks."""
 
-    __slots__ = ("before", "done", "keras_epoch", "name", "skipping", "tail")
+    __slots__ = ("before", "cleared", "done", "keras_epoch", "name", "skipping", "tail")
 
     def __init__(self, name):
         self.name = name
         self.tail = bytearray()  # the line that has not ended
         self.done = 0  # how much of the tail was read already
         self.before = b"\n"  # the last bytes before the tail
+        self.cleared = False  # the bars were, and the training's is not drawn again yet
         self.skipping = False  # within a line that is too long
         self.keras_epoch = None
 
@@ -168,9 +171,9 @@ class LogParser(object):
                 position = min(ends)
                 if position - start <= _LONGEST:
                     whole = block[position : position + 1] == b"\n" or block[position : position + 2] == b"\r\n"
-                    context = (before + block[max(0, start - 8) : start])[-8:]
+                    context = (before + block[max(0, start - _CONTEXT) : start])[-_CONTEXT:]
                     self._line(state, block[start:position], context, whole, now)
-        state.before = (state.before + block[-8:])[-8:]
+        state.before = (state.before + block[-_CONTEXT:])[-_CONTEXT:]
 
     def _peek(self, state, now):
         """Read a frame of a bar before the line ends: it does only at the next frame."""
@@ -182,7 +185,7 @@ class LogParser(object):
         matches = list(self._bar_end.finditer(state.tail, state.done))
         if matches:
             end = matches[-1].end()
-            context = state.before if state.done == 0 else bytes(state.tail[max(0, state.done - 8) : state.done])
+            context = state.before if state.done == 0 else bytes(state.tail[max(0, state.done - _CONTEXT) : state.done])
             self._line(state, bytes(state.tail[state.done : end]), context, False, now)
             state.done = end
 
@@ -238,6 +241,10 @@ class LogParser(object):
             self._show((now, logged.epoch, step, logged.values), state.name, whole)
 
     def _bar(self, state, bar, context, whole, now):
+        context = context.replace(b"\x1b[A", b"")
+        # tqdm.write clears all bars, writes, and draws them all again, in any order; a bar that moves is drawn over.
+        if context.endswith((b" \r\r", b" \r\n\r")):
+            state.cleared = True
         if bar.values and any(self._reader.is_result(name) or name == "lr" for name in bar.values):
             if not self._evaluates.search(bar.desc) and bar.n > 0:
                 epoch = self._epoch_bar.search(bar.desc)
@@ -248,10 +255,10 @@ class LogParser(object):
                 number = float(epoch.group(1)) if epoch else None
                 self._show((now, number, step, bar.values), bar.desc + "%", whole or bar.n == bar.total)
             return
-        nested = context.endswith(b"\n\r")
-        # tqdm.write clears the bars, writes, and draws them again; a bar that moves is drawn without clearing.
-        redrawn = context.endswith(b" \r\r")
-        if self._steps.frame(bar, state.name, nested, redrawn, now):
+        # One that is drawn below another is moved to by a line feed, which does not end a text.
+        nested = context.endswith((b"]\n\r", b"]\r\n\r", b" \r\n\r", b"\n\n\r", b"\n\r\n\r"))
+        if self._steps.frame(bar, state.name, nested, state.cleared, now):
+            state.cleared = False
             self._advance(now, bar.n, bar.total, None)
 
     def _advance(self, now, done, total, what):

@@ -23,14 +23,14 @@ PATIENCE = 1.5
 # A redraw comes within a moment of its dictionary; an older one belonged to another text.
 _FRESH = 1.0
 _PROGRESS_EVERY = 1.0
-_MOST_PENDING = 500
+_MOST_PENDING = 1000
 _MOST_MARKS = 4096
 
 
-class _Pending(object):
-    """A dictionary whose step is being looked for."""
+class _Dictionary(object):
+    """A dictionary and what is known of its step."""
 
-    __slots__ = ("epoch", "kind", "mark", "range", "step", "stream", "t", "values")
+    __slots__ = ("epoch", "kind", "mark", "placed", "range", "step", "stream", "t", "values")
 
     def __init__(self, logged, stream, now):
         self.values = logged.values
@@ -40,7 +40,8 @@ class _Pending(object):
         self.kind = logged.kind
         self.stream = stream
         self.t = now
-        self.mark = None
+        self.mark = None  # what the bar said
+        self.placed = False  # whether it was logged, with `step`
 
     @property
     def started(self):
@@ -69,7 +70,7 @@ class TrainingBar(object):
         self._others = {}  # total -> (n, elapsed) of the frames since our own last
         self._evaluations = set()
 
-    def frame(self, bar, nested):
+    def frame(self, bar, nested, redrawn=False):
         """Whether a frame is of the training bar.
 
         Parameters
@@ -77,6 +78,8 @@ class TrainingBar(object):
         bar : loglines.Bar
         nested : bool
             Drawn a line below another bar (it follows a line feed).
+        redrawn : bool
+            The first since all bars were cleared.
         """
         if bar.desc or bar.unit != "it" or bar.total == 0:
             return False
@@ -90,7 +93,7 @@ class TrainingBar(object):
             if len(self._others) > 64:
                 self._others.clear()
             return False
-        if bar.n < self.n or bar.elapsed < self._elapsed:
+        if bar.n < self.n or bar.elapsed < self._elapsed or (nested and not redrawn and bar.n == self.n == 0):
             if self.closed or (not nested and bar.n == 0 and self.n == self.total):
                 self._adopt(bar.total, bar.n, bar.elapsed)
                 return True
@@ -100,6 +103,8 @@ class TrainingBar(object):
         if self._nested is not None and nested and bar.n >= self._nested:
             self._nested = bar.n
             return False
+        if bar.n > self.n:
+            self._nested = None  # training goes on when the evaluation is over
         self.n, self._elapsed = bar.n, bar.elapsed
         self._others.clear()
         return True
@@ -134,16 +139,19 @@ class Steps(object):
     def __init__(self, emit):
         self.bar = TrainingBar()
         self._emit = emit
-        self._pending = deque()
+        self._pending = deque()  # not logged yet
         self._every_hint = None
         self._resumed = None
+        self._bar_stream = None
         self._reset()
 
     def _reset(self):
+        # One of these two is empty once they have been matched.
         self._marks = deque(maxlen=_MOST_MARKS)  # (step, time) of redraws that no dictionary has taken
-        self._owed = deque(maxlen=64)  # dictionaries that were placed before their redraw came
+        self._open = deque(maxlen=_MOST_MARKS)  # dictionaries, logged or not, whose redraw has not come
         self._slope = None  # steps per epoch lie between these
-        self._last = None  # (step, epoch, whether of training) of the last one placed
+        self._curved = False  # an epoch is no multiple of its steps: only the bar tells
+        self._last = None  # the last one placed
         self._trained = []  # the last few steps that training logged
         self._misses = 0
 
@@ -164,114 +172,93 @@ class Steps(object):
     def frame(self, bar, stream, nested, redrawn, now):
         """A frame of a bar was drawn. True where it is the training's."""
         before = self.bar.generation
-        if not self.bar.frame(bar, nested):
+        if not self.bar.frame(bar, nested, redrawn):
             return False
         if before and self.bar.generation != before:
             self._another_training(now)
-        waiting = [one for one in self._pending if one.stream == stream and one.mark is None]
-        if waiting:
-            for one in waiting:
-                one.mark = bar.n
+        self._bar_stream = stream
+        merged = False
+        for one in self._pending:
+            if one.stream == stream:
+                merged = True
+                if one.mark is None:
+                    one.mark = bar.n
+        if merged:
+            self._marks.clear()
         elif redrawn:
-            self._redraw(bar.n, now)
+            self._marks.append((bar.n, now))
         return True
-
-    def _redraw(self, n, now):
-        while self._owed and self._owed[0][0] < n:
-            self._owed.popleft()
-            self._misses += 1
-        if self._owed and self._owed[0][0] == n:
-            self._misses = 0
-            self._learn(n, self._owed.popleft()[1])
-        elif self._last is None or n > self._last[0]:
-            self._marks.append((n, now))
-        elif self._owed:
-            self._misses += 1
-        if self._misses >= 3:
-            # What was thought of steps per epoch does not hold.
-            self._slope, self._misses = None, 0
-            self._owed.clear()
 
     def add(self, logged, stream, now):
         """A dictionary was printed."""
-        one = _Pending(logged, stream, now)
+        one = _Dictionary(logged, stream, now)
         if one.kind == "train":
-            if self.bar.confirm():
+            last = self._last
+            if self.bar.confirm() or (last and last.range and one.range and one.range[1] < last.range[0]):
                 self._another_training(now)
-            elif self._last and self._last[1] is not None and one.range and one.range[1] < self._last[1] * 0.999:
-                self._another_training(now)
-        if not self._pending:
+        if not self._open:
             while self._marks and self._marks[0][1] < now - _FRESH:
                 self._marks.popleft()
         self._pending.append(one)
+        if one.stream != self._bar_stream and one.step is None:
+            self._open.append(one)
         if one.kind == "final":
             self.bar.closed = True
         if len(self._pending) > _MOST_PENDING:
             self.settle(now)
             while len(self._pending) > _MOST_PENDING // 2:
                 one = self._pending.popleft()
-                self._place(one, self._guess(one), False)
+                self._place(one, self._guess(one))
 
     def settle(self, now, final=False):
         """Log all that can be placed, and what has waited long enough."""
-        if not self._pending:
-            return
         progress = True
         while progress and self._pending:
-            if self._slope is None:
+            if self._slope is None and not self._curved:
                 self._fit(final or abs(now - self._pending[0].t) >= PATIENCE)
             progress = False
             for one in list(self._pending):
-                step, by_mark = self._find(one)
+                self._match()
+                step = self._find(one)
                 if step is not None:
                     self._pending.remove(one)
-                    self._place(one, step, by_mark)
+                    self._place(one, step)
                     progress = True
+        self._match()
         while self._pending and (final or abs(now - self._pending[0].t) >= PATIENCE):
             one = self._pending.popleft()
-            self._place(one, self._guess(one), False)
+            self._place(one, self._guess(one))
 
     # -- one dictionary -------------------------------------------------------
 
     def _find(self, one):
-        """The step of a dictionary and whether a bar told it; (None, False) while unknown."""
+        """The step of a dictionary, or None while it is not known."""
         if one.step is not None:
-            return one.step, False
+            return one.step
         if one.range is not None and one.range[1] == 0:
-            return 0, False
+            return 0
         if one.mark is not None and not (one.mark == 0 and one.started):
-            return one.mark, True
+            return one.mark
+        if self._curved:
+            return None
         low, high = self._steps_at(one.range)
-        if low is not None and low == high:
-            return low, False
-        if one.mark is not None:
-            return None, False
-        if one.range is not None and self._slope is None:
-            return None, False
-        low = max(low or 0, self._last[0] if self._last else 0)
-        while self._marks and self._marks[0][0] < low:
-            self._marks.popleft()
-        if not self._marks:
-            return None, False
-        expected = self._expected()
-        for n, _ in self._marks:
-            if n == expected and one.kind == "train" and (high is None or n <= high):
-                return n, True
-        n = self._marks[0][0]
-        if high is None or n <= high:
-            return n, True
-        return None, False
+        if low is not None and low == high and (one.range[1] < 1 or self._whole() or self.bar.total is None):
+            return low
+        return None
 
     def _guess(self, one):
         """The step of a dictionary that cannot wait any longer, or None."""
+        last = self._last
         low, high = self._steps_at(one.range)
         if low is None:
-            return self._last[0] if one.kind == "final" and one.range is None and self._last else None
+            return last.step if one.kind == "final" and one.range is None and last else None
+        if low == high:
+            return low
         if one.kind == "train":
             expected = self._expected()
             return expected if expected is not None and low <= expected <= high else None
-        if self._last is not None and self._last[1] == one.epoch:
-            return self._last[0]
+        if last is not None and last.epoch == one.epoch:
+            return last.step
         return None
 
     def _expected(self):
@@ -282,52 +269,99 @@ class Steps(object):
             every = trained[-1] - trained[-2]
         return trained[-1] - trained[-1] % every + every if every and trained else None
 
-    def _place(self, one, step, by_mark):
+    def _place(self, one, step):
+        one.step = step
+        one.placed = True
         if step is not None:
-            if by_mark:
+            if step == one.mark:
                 self._learn(step, one.range)
-            if one.mark is None and one.step is None:
-                self._take_mark(one, step)
-            self._last = (step, one.epoch, one.kind == "train")
+            if self._last is None or self._last.step <= step:
+                self._last = one
             if one.kind == "train":
                 self._trained = self._trained[-3:] + [step]
         self._emit(one.t, step, one.epoch, one.values)
-
-    def _take_mark(self, one, step):
-        while self._marks and self._marks[0][0] < step:
-            self._marks.popleft()
-        if self._marks and self._marks[0][0] == step:
-            self._marks.popleft()
-        elif self.bar.total is not None:
-            self._owed.append((step, one.range))
 
     def _another_training(self, now):
         self.settle(now, final=True)
         self._resumed = None
         self._reset()
 
+    # -- redraws ----------------------------------------------------------------
+
+    def _match(self):
+        """Give the redraws that came to the dictionaries that were printed, in order."""
+        while self._marks and self._open:
+            n = self._marks[0][0]
+            one = self._open[0]
+            if one.stream == self._bar_stream:
+                self._open.popleft()
+                continue
+            if one.placed and one.step is not None:
+                low = high = one.step
+            else:
+                if self._slope is None and not self._curved:
+                    return
+                low, high = self._steps_at(one.range)
+                after = [two.step for two in self._open if two.placed and two.step is not None]
+                if after:
+                    high = min(after) if high is None else min(high, min(after))
+            if n == 0 and one.started:
+                self._marks.popleft()
+                self._open.popleft()
+            elif low is not None and n < low:
+                self._marks.popleft()  # of another text
+                self._miss()
+            elif high is not None and n > high:
+                self._open.popleft()  # its own never came
+                self._miss()
+            else:
+                self._marks.popleft()
+                self._open.popleft()
+                self._misses = 0
+                if one.placed:
+                    self._learn(n, one.range)
+                else:
+                    one.mark = n
+
+    def _miss(self):
+        self._misses += 1
+        if self._misses >= 3:
+            # What was thought of steps per epoch does not hold.
+            self._misses = 0
+            self._slope = None
+            self._open = deque((one for one in self._open if not one.placed), maxlen=_MOST_MARKS)
+
     # -- steps per epoch --------------------------------------------------------
 
     def _learn(self, step, bounds):
         """Narrow the steps per epoch by a pair that is sure."""
-        if step <= 0 or bounds is None or bounds[0] <= 0:
+        if step <= 0 or bounds is None or bounds[0] <= 0 or self._curved:
             return
-        low, high = step / bounds[1], step / bounds[0]
-        if self._slope is not None and max(low, self._slope[0]) <= min(high, self._slope[1]):
-            low, high = max(low, self._slope[0]), min(high, self._slope[1])
-        self._slope = (low, high)
+        pair = (step, bounds)
+        slope = _narrow([pair])
+        if self._slope is not None:
+            slope = (max(slope[0], self._slope[0]), min(slope[1], self._slope[1]))
+            if slope[0] > slope[1]:
+                self._curved = True
+        self._slope = slope
+
+    def _whole(self):
+        """Steps per epoch where they are a whole number without doubt, else None."""
+        low, high = self._slope
+        whole = math.ceil(low)
+        return whole if whole == math.floor(high) and high - low < 2e-3 * high else None
 
     def _steps_at(self, bounds):
         """Between which steps an epoch lies: (low, high), or (None, None)."""
-        if self._slope is None or bounds is None:
+        if self._slope is None or self._curved or bounds is None:
             return None, None
         low, high = self._slope
-        whole = math.ceil(low)
-        if whole == math.floor(high) and high - low < 2e-3 * high:
+        whole = self._whole()
+        if whole:
             low = high = float(whole)
         first = math.ceil(bounds[0] * low - 1e-6)
         last = math.floor(bounds[1] * high + 1e-6)
-        if low != whole and bounds[1] >= 1:
+        if not whole and bounds[1] >= 1:
             # Where the last step of an epoch takes fewer batches, an epoch has a whole number of steps after all.
             epochs = math.floor(bounds[1])
             part = epochs * math.ceil(high) + (bounds[1] - epochs) * high
@@ -339,24 +373,19 @@ class Steps(object):
         first = self._pending[0]
         if first.started and self._last is None and self._resumed and first.kind != "train":
             self._slope = _narrow([(self._resumed, first.range)])
-            if self._slope is not None:
-                return
-        ones = [one for one in self._pending if one.range is not None and one.mark is None and one.step is None][:8]
-        marks = [n for n, _ in self._marks]
+            return
+        ones = [one for one in self._open if one.range is not None][:8]
+        marks = [mark[0] for mark in self._marks]
         for offset in range(min(3, len(marks))):
-            pairs = list(zip(marks[offset:], (one.range for one in ones)))
-            told = [pair for pair in pairs if pair[0] > 0 and pair[1][0] > 0]
-            if len({pair[0] for pair in told}) < (1 if force else 2):
-                continue
-            if any(n > 0 and bounds[1] == 0 for n, bounds in pairs):
-                continue
+            pairs = list(zip(marks[offset:], ones))
+            told = [(n, one.range) for n, one in pairs if n > 0 and one.started]
             slope = _narrow(told)
-            if slope is None:
-                continue
+            if (told and slope is None) or any(n != one.step for n, one in pairs if one.step is not None):
+                continue  # a redraw that came first was for another text
+            if len({n for n, _ in told}) < (1 if force else 2):
+                break
             self._slope = slope
-            for (n, _), one in zip(pairs, ones):
-                one.mark = n
-            for _ in range(offset + len(pairs)):
+            for _ in range(offset):
                 self._marks.popleft()
             return
         self._fit_by_interval(force)

@@ -11,7 +11,7 @@ import signal
 import struct
 import time
 
-from . import events, processes
+from . import events, processes, verdict
 from .context import read_json
 
 HEARTBEAT = 10.0
@@ -145,7 +145,7 @@ class Supervisor(object):
         try:
             argv = self._command(step)
         except Exception as error:  # the rendezvous could not be made: whatever it was, the run ends here
-            return _outcome("LAUNCH_FAILED", "%s: %s" % (type(error).__name__, error))
+            return verdict.outcome("LAUNCH_FAILED", "%s: %s" % (type(error).__name__, error))
         readers = {}
         writers = []
         for stream in ("stdout", "stderr"):
@@ -160,7 +160,10 @@ class Supervisor(object):
             os.close(write_end)
         self.log.write("running", **({"step": step["name"]} if step and "name" in step else {}))
         status = self._attend(readers)
-        outcome = self._judge(status, argv is not None)
+        report = verdict.read_report(self.context.process_dir)
+        after = processes.oom_kills()
+        out_of_memory = after is not None and after > (self._oom_before or 0)
+        outcome = verdict.judge(status, report, step is not None, self.timed_out, self.ended_by, out_of_memory)
         if outcome["state"] == "SUCCEEDED" and step and step.get("once"):
             self.log.write("step", name=step["name"])
         return outcome
@@ -203,6 +206,7 @@ class Supervisor(object):
                     os.close(number)
             environment = self.context.spec.get("environment", {})
             os.environ.update(environment.get("env", {}))
+            os.environ.update(self._secrets(environment.get("secrets", ())))
             os.environ.update(self.context.environ())
             if argv is None:
                 from . import entry
@@ -221,6 +225,16 @@ class Supervisor(object):
             traceback.print_exc()
         finally:
             os._exit(code)
+
+    def _secrets(self, names):
+        """The values of the secrets that the job names, from its owner's store."""
+        if not names:
+            return {}
+        values = read_json(self.context.job["secrets_file"])
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise OSError("there is no secret %s any more" % missing[0])
+        return {name: values[name] for name in names}
 
     def _attend(self, readers):
         """Pass on output and signals until the payload and all that it started have ended."""
@@ -365,13 +379,13 @@ class Supervisor(object):
         while True:
             for record in events.read(path):
                 if record["kind"] == "step" and record["name"] == name:
-                    return _outcome("SUCCEEDED", "")
+                    return verdict.outcome("SUCCEEDED", "")
                 if record["kind"] == "outcome":
-                    return _outcome("FAILED", "Process 0 failed in %s." % name, exit_code=1)
+                    return verdict.outcome("FAILED", "Process 0 failed in %s." % name, exit_code=1)
             select.select([self._wakeup], [], [], 0.5)
             self._drain_signals()
             if self.ended_by:
-                return _outcome("CANCELLED", _by_signal(self.ended_by), signum=self.ended_by)
+                return verdict.outcome("CANCELLED", verdict.by_signal(self.ended_by), signum=self.ended_by)
             if time.time() >= beat:
                 beat = time.time() + HEARTBEAT
                 self.log.write("heartbeat")
@@ -383,79 +397,3 @@ class Supervisor(object):
                     self.ended_by = self.ended_by or signum
         except OSError:
             pass  # nothing came
-
-    # -- how it ended ---------------------------------------------------------
-
-    def _judge(self, status, command):
-        """The outcome record: from the payload's own report, else from how its process ended."""
-        report = self._report()
-        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
-        signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-        if report is not None:
-            report.setdefault("exit_code", code)
-            report["signum"] = signum
-        if report is not None and report["state"] == "SUCCEEDED" and code == 0:
-            return report
-        rest = {key: report[key] for key in ("error", "result", "outputs") if key in report} if report else {}
-        if self.timed_out:
-            return _outcome("TIMED_OUT", "It reached its time limit.", code, signum, **rest)
-        if self.ended_by:
-            return _outcome("CANCELLED", _by_signal(self.ended_by), code, signum or self.ended_by, **rest)
-        if report is not None and report["state"] != "SUCCEEDED":
-            return report
-        after = processes.oom_kills()
-        if after is not None and after > (self._oom_before or 0) and code != 0:
-            reason = "A process of it was killed: the memory that it may use was full."
-            return _outcome("OUT_OF_MEMORY", reason, code, signum, **rest)
-        if signum is not None:
-            return _outcome("DIED", _by_signal(signum), code, signum, **rest)
-        if command:
-            if code == 0:
-                return _outcome("SUCCEEDED", "", 0, result="none")
-            if code == 127:
-                return _outcome("LAUNCH_FAILED", "The command was not found (exit code 127).", code)
-            if code > 128:
-                return _outcome("DIED", _by_signal(code - 128), code, code - 128)
-            return _outcome("FAILED", "Exit code %d." % code, code)
-        reason = "The process ended with exit code %d before it could say how it went." % code
-        return _outcome("DIED", reason, code, signum)
-
-    def _report(self):
-        """What the payload's process, or the ranks under its launcher, said."""
-        paths = [os.path.join(self.context.process_dir, "report.json")]
-        try:
-            ranks = [name for name in os.listdir(self.context.process_dir) if name.startswith("rank-")]
-        except OSError:
-            ranks = []
-        ranks.sort(key=lambda name: int(name[5:]))
-        paths += [os.path.join(self.context.process_dir, name, "report.json") for name in ranks]
-        reports = []
-        for path in paths:
-            try:
-                reports.append(read_json(path))
-            except (IOError, OSError, ValueError):
-                continue
-        if not reports or (ranks and len(reports) < len(ranks)):
-            reports = [report for report in reports if report["state"] != "SUCCEEDED"]
-        bad = [report for report in reports if report["state"] != "SUCCEEDED"]
-        chosen = (bad or reports)[:1]
-        if not chosen:
-            return None
-        report = dict(chosen[0])
-        if len(reports) > 1 and not bad:
-            report["outputs"] = reports[0].get("outputs", {})
-        return report
-
-
-def _outcome(state, reason, exit_code=None, signum=None, **rest):
-    record = {"state": state, "reason": reason, "exit_code": exit_code, "signum": signum}
-    record.update(rest)
-    return record
-
-
-def _by_signal(signum):
-    try:
-        name = signal.Signals(signum).name
-    except ValueError:
-        name = "signal"
-    return "It was ended by %s (%d)." % (name, signum)

@@ -63,6 +63,19 @@ class State:
     token: str = field(default_factory=lambda: uuid.uuid4().hex[:6])
     slot: int = 0
 
+    @classmethod
+    def read(cls, path: Path) -> State:
+        """Read the file again."""
+        known = json.loads(path.read_text())
+        options: dict[str, Any] = known.pop("options")
+        return cls(Options(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}), **known)
+
+    def write(self, path: Path) -> None:
+        """Write the file; it is whole at every moment."""
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(asdict(self)) + "\n")
+        new.replace(path)
+
 
 class SlurmCluster:
     """One private cluster.
@@ -79,9 +92,7 @@ class SlurmCluster:
         self.folder = Path(folder).resolve()
         self._file = self.folder / "state.json"
         if self._file.exists():
-            read = json.loads(self._file.read_text())
-            had = {key: tuple(v) if isinstance(v, list) else v for key, v in read.pop("options").items()}
-            self._state = State(Options(**had), **read)
+            self._state = State.read(self._file)
             if options not in (None, Options(), self.options):
                 raise ClusterError(f"{self.folder} holds a cluster with other options; give another folder")
         else:
@@ -114,7 +125,7 @@ class SlurmCluster:
     @property
     def nodes(self) -> tuple[str, ...]:
         """The names of the nodes."""
-        return tuple(node.name for node in conf.NODES)
+        return conf.NAMES
 
     @property
     def cgroups(self) -> bool:
@@ -260,6 +271,7 @@ class SlurmCluster:
         for path in (self.folder / "pid").glob("*.pid"):
             path.unlink()
         hosts.disconnect(self._state.token)
+        hosts.remove_cgroups(self._at)
         self._save(replace(self._state, slot=0))
 
     # -- parts -------------------------------------------------------------------------------------------------
@@ -272,7 +284,7 @@ class SlurmCluster:
             network=hosts.network_of(self._state.slot),
             port=hosts.port_of(self._state.slot),
             # job ids differ between clusters, because the cgroups of two clusters lie side by side
-            first_job=self._state.slot * 100_000,
+            first_job=self._state.slot * conf.JOBS,
             accounting=self.options.accounting,
             strict=self.options.strict,
             overrides=self.options.overrides,
@@ -284,9 +296,7 @@ class SlurmCluster:
 
     def _save(self, state: State) -> None:
         self._state = state
-        new = self._file.with_suffix(".new")
-        new.write_text(json.dumps(asdict(state)) + "\n")
-        new.replace(self._file)
+        state.write(self._file)
 
     def _make_folders(self) -> None:
         for name in self.options.shared:
@@ -300,7 +310,7 @@ class SlurmCluster:
         os.chmod(self.nodes_shared, 0o1777)
         if self.options.strict:
             if not users.reachable(self.folder):
-                raise ClusterError(f"{self.folder}: an ordinary user cannot get there; give a folder that all may enter")
+                raise ClusterError(f"{self.folder}: give a folder that every user may enter")
             user = users.ensure_user()
             home = self.nodes_shared / conf.USER
             if not home.exists():
@@ -310,7 +320,9 @@ class SlurmCluster:
     def _start_hosts(self) -> None:
         """Start the share and the nodes' namespaces; together, since the latter hold mounts of the former."""
         services, token = self._services, self._state.token
-        names = [f"host-{name}" for name in self.nodes] + (["share", f"host-{hosts.LOGIN}"] if self.options.strict else [])
+        names = [f"host-{name}" for name in self.nodes]
+        if self.options.strict:
+            names += ["share", f"host-{hosts.LOGIN}"]
         if all(services.pid(name) for name in names):
             return
         services.stop(*(f"slurmd-{name}" for name in self.nodes))
@@ -329,7 +341,7 @@ class SlurmCluster:
 
     def _check_machine(self) -> None:
         if os.geteuid() != 0:
-            raise ClusterError("the test Slurm cluster needs root (network namespaces): run the tests as root or with sudo")
+            raise ClusterError("the test Slurm needs root (network namespaces): run it as root or with sudo")
         if missing := missing_programs():
             raise ClusterError(f"missing: {', '.join(missing)}; run `python tests/clusters/slurm.py install` as root")
         if len(str(self.folder)) > 70:

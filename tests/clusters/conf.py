@@ -34,7 +34,9 @@ NODES = (
     Node("gpu2", 22, "h100", "h100,ib"),
     Node("gpu3", 23, "a100", "a100"),
 )
+NAMES = tuple(node.name for node in NODES)
 GPUS_PER_NODE = 8
+JOBS = 100_000  # how many job ids belong to one cluster
 
 
 @dataclass(frozen=True)

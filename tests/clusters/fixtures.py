@@ -14,7 +14,9 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,10 +24,11 @@ from .cluster import Options, SlurmCluster
 from .procs import ClusterError, alive
 
 _RUN = "CLUSTERKERNEL_TEST_RUN"
+_BASE = Path("/tmp")  # short, for unix sockets, and open to the ordinary user of a strict cluster
 _KINDS = {
     "full": Options(),
     "bare": Options(accounting=False),
-    "strict": Options(strict=True),
+    "strict": Options(strict=True, lag=3.0),
 }
 
 
@@ -37,13 +40,8 @@ def _started(pid: int) -> str:
         return ""
 
 
-def _base() -> Path:
-    """Where the clusters of all runs lie: short, and open to the ordinary user of a strict one."""
-    return Path("/tmp")
-
-
 def _folder(kind: str) -> Path:
-    return _base() / f"ck-{os.environ[_RUN]}-{kind}"
+    return _BASE / f"ck-{os.environ[_RUN]}-{kind}"
 
 
 @contextmanager
@@ -64,7 +62,7 @@ def _remove(folder: Path) -> None:
 
 def _reap() -> None:
     """Stop the clusters of runs that were killed."""
-    for folder in _base().glob("ck-*-*-*"):
+    for folder in _BASE.glob("ck-*-*-*"):
         match = re.fullmatch(r"ck-(\d+)-(\d+)-\w+", folder.name)
         if match and folder.is_dir() and not (alive(int(match[1])) and _started(int(match[1])) == match[2]):
             _remove(folder)
@@ -79,7 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Stop this run's clusters, in the controlling process, after the last worker."""
     if not hasattr(config, "workerinput") and _RUN in os.environ and os.geteuid() == 0:
-        for folder in _base().glob(f"ck-{os.environ[_RUN]}-*[a-z0-9]"):
+        for folder in _BASE.glob(f"ck-{os.environ[_RUN]}-*"):
             if folder.is_dir():
                 _remove(folder)
 
@@ -93,8 +91,7 @@ def _temporary(factory: pytest.TempPathFactory) -> str:
 
 def _shared_cluster(kind: str, factory: pytest.TempPathFactory) -> SlurmCluster:
     folder = _folder(kind)
-    options = _KINDS[kind]
-    wanted = Options(options.accounting, options.strict, shared=(_temporary(factory),))
+    wanted = replace(_KINDS[kind], shared=(_temporary(factory),))
     ready = folder / "ready"
     try:
         if os.geteuid() != 0:
@@ -133,11 +130,11 @@ def slurm_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
     """A maker of clusters of the test's own, to break; its keywords are those of Options."""
     made: list[Path] = []
 
-    def make(**options: object) -> SlurmCluster:
-        shared = (_temporary(tmp_path_factory), *options.pop("shared", ()))  # type: ignore[misc]
-        made.append(folder := Path(tempfile.mkdtemp(prefix=f"ck-{os.environ[_RUN]}-own", dir=_base())))
+    def make(**options: Any) -> SlurmCluster:
+        options["shared"] = (_temporary(tmp_path_factory), *options.get("shared", ()))
+        made.append(folder := Path(tempfile.mkdtemp(prefix=f"ck-{os.environ[_RUN]}-own", dir=_BASE)))
         try:
-            return SlurmCluster(folder, Options(shared=shared, **options)).up()  # type: ignore[arg-type]
+            return SlurmCluster(folder, Options(**options)).up()
         except ClusterError as error:
             pytest.fail(f"slurm: {error}", pytrace=False)
 

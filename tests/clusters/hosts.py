@@ -7,6 +7,7 @@ mounts a new /sys, which hides the cgroups, and slurmd does not start.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from . import procs
-from .conf import NODES, Layout, hosts
+from .conf import CGROUP, JOBS, NAMES, NODES, Layout, hosts
 from .procs import ClusterError
 
 LOGIN = "login"
@@ -181,8 +182,8 @@ def _reachable(at: Layout, host: str, paths: Sequence[Path]) -> list[str]:
                 break
     lines = []
     for above, inside in closed.items():
-        inside = [path for path in inside if not any(other in path.parents for other in inside)]
-        kept = {path: f"{at.folder}/nodes/{host}/kept/{number}" for number, path in enumerate(inside)}
+        tops = [path for path in inside if not any(other in path.parents for other in inside)]
+        kept = {path: f"{at.folder}/nodes/{host}/kept/{number}" for number, path in enumerate(tops)}
         for path, place in kept.items():
             lines += [f"mkdir -p {place}", f"mount --bind {shlex.quote(str(path))} {place}"]
         lines.append(f"mount -t tmpfs -o mode=755 tmpfs {shlex.quote(str(above))}")
@@ -204,8 +205,10 @@ def boot(token: str, at: Layout, shared: Sequence[str], reach: Sequence[Path], e
     env
         The environment of the holders.
     """
-    (at.folder / "etc" / "hosts").write_text(hosts(at))
     d = at.folder
+    (d / "etc" / "hosts").write_text(hosts(at))
+    # names come from the file alone: a name server is out of reach, and asking it costs 10 s
+    (d / "etc" / "nsswitch.conf").write_text("passwd: files\ngroup: files\nshadow: files\nhosts: files\n")
 
     def one(host: str) -> None:
         pid = f"{d}/pid/host-{host}.pid"
@@ -213,17 +216,19 @@ def boot(token: str, at: Layout, shared: Sequence[str], reach: Sequence[Path], e
         argv = ["unshare", "--mount"]
         if host != LOGIN:
             argv = ["nsenter", f"--net={_NETNS / netns(token, host)}", *argv, "--uts"]
-            lines += [f"hostname {host}", f"mount --bind {d}/etc/hosts /etc/hosts"]
+            lines.append(f"hostname {host}")
+            lines += [f"mount --bind {d}/etc/{name} /etc/{name}" for name in ("hosts", "nsswitch.conf")]
         if at.strict:
             lines += _reachable(at, host, reach)
             if host != LOGIN:
                 lines += [f"umount -l {d}/shared", f"mount --bind {d}/export {d}/shared"]
         if host != LOGIN:
             lines += _private(at, host, shared)
-        lines += ["cd /", "setsid sleep infinity </dev/null >/dev/null 2>&1 &", f"echo $! >{pid}.new", f"mv {pid}.new {pid}"]
+        lines += ["cd /", "setsid sleep infinity </dev/null >/dev/null 2>&1 &"]
+        lines += [f"echo $! >{pid}.new", f"mv {pid}.new {pid}"]
         procs.run([*argv, "--", "sh", "-c", "\n".join(lines)], env=env)
 
-    names = [node.name for node in NODES] + ([LOGIN] if at.strict else [])
+    names = [*NAMES, LOGIN] if at.strict else NAMES
     with ThreadPoolExecutor(len(names)) as pool:
         list(pool.map(one, names))
 
@@ -247,3 +252,14 @@ def pids_on(token: str, nodes: Sequence[str]) -> list[int]:
         except OSError:
             continue
     return [pid for pid in procs.all_pids() if procs.namespace(pid) in mine]
+
+
+def remove_cgroups(at: Layout) -> None:
+    """Remove the empty cgroups of jobs that were killed; other clusters' jobs have other numbers."""
+    for job in CGROUP.parent.glob("slurm_*/uid_*/job_*"):
+        number = int(job.name.removeprefix("job_"))
+        if at.first_job <= number < at.first_job + JOBS and job.parts[-3].removeprefix("slurm_") in NAMES:
+            for folder, _, _ in os.walk(job, topdown=False):
+                # a step that is just going away removes its own
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)

@@ -8,8 +8,9 @@ system served by this process: what the head writes goes through at once, what a
 As on real NFS:
 
 - A file, folder, link, new size, replacement by rename or removal that a node made is not seen by the head until
-  the lag is over, neither by opening, nor by testing for it, nor in a listing; until then the head sees what was there before
-  (a replaced file can still be read). Appends and renames arrive in their order, and a file is never seen half renamed.
+  the lag is over, neither by opening, nor by testing for it, nor in a listing; until then the head sees what was
+  there before (a replaced file can still be read). Appends and renames arrive in their order, and a file is never
+  seen half renamed.
 - What the head writes is in the nodes' folder when its write returns.
 - mkdir, O_EXCL and link(2) are decided in the one real folder: atomic among the nodes and between nodes and head,
   so the head can get EEXIST for a name that it does not see yet.
@@ -17,9 +18,9 @@ As on real NFS:
 
 Not as on real NFS:
 
-- The lag is a fixed time after each change. Real clients cache (names that were asked for and not found, for up to
-  60 s; sizes and listings, 3 to 60 s) and refresh a file's size and data when it is opened. The share is harsher: opening does not
-  help. It is milder, too: a folder that the head has looked at a moment ago is not late for longer than the lag.
+- The lag is a fixed time after each change. A real client caches from when it asked (names that were not found,
+  sizes and listings, for 3 to 60 s) and refreshes a file's size and data when it is opened. Here opening does not
+  help, and what the head never asked for is late, too; but nothing is late for longer than the lag.
 - A node overwriting a file in place at the same length is seen at once; only names, sizes and times are late.
 - Changes that a node makes faster than 0.1 s apart are seen in steps of that length.
 - No "stale file handle" errors, no clocks that differ, no root squashing.
@@ -170,9 +171,10 @@ class LateShare:
         return wire.attr_out(self.attributes(self.inodes[r.node]))
 
     def setattr(self, r: Request) -> bytes:
-        """Change mode, owner, size or times; a no-op where the kernel sets what only it knows."""
+        """Change mode, owner, size or times; the bits that say which are the header's FATTR_*."""
         inode = self.inodes[r.node]
-        valid, _, _, size, _, atime, mtime, _, atime_ns, mtime_ns, _, mode, _, uid, gid, _ = wire.SETATTR.unpack_from(r.body)
+        given = wire.SETATTR.unpack_from(r.body)
+        valid, _, _, size, _, atime, mtime, _, atime_ns, mtime_ns, _, mode, _, uid, gid, _ = given
         if valid & 1:
             os.chmod(inode.path, stat.S_IMODE(mode))
         if valid & 6:
@@ -181,9 +183,9 @@ class LateShare:
             os.truncate(inode.path, size)
         if valid & 0x1B0:
             st, now = os.stat(inode.fd), time.time_ns()
-            given = atime * 10**9 + atime_ns if valid & 16 else st.st_atime_ns
+            read = atime * 10**9 + atime_ns if valid & 16 else st.st_atime_ns
             changed = mtime * 10**9 + mtime_ns if valid & 32 else st.st_mtime_ns
-            os.utime(inode.path, ns=(now if valid & 128 else given, now if valid & 256 else changed))
+            os.utime(inode.path, ns=(now if valid & 128 else read, now if valid & 256 else changed))
         inode.own()
         return self.getattr(r)
 
@@ -317,7 +319,10 @@ def main() -> None:
     # every file that the head looked at lately is held open, so that its identity lasts
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    share = LateShare(View(given.real, given.lag), Channel(given.view))
+    try:
+        share = LateShare(View(given.real, given.lag), Channel(given.view))
+    except OSError as error:
+        sys.exit(f"fatal: the late share needs /dev/fuse and the right to mount: {error}")
     new = given.pid.with_suffix(".new")
     new.write_text(f"{os.getpid()}\n")
     new.replace(given.pid)

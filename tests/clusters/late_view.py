@@ -1,8 +1,8 @@
 """What the head sees of a folder that the nodes change: everything of others `lag` seconds late, its own at once.
 
 The model behind lagged_share.py, free of the FUSE protocol. Each name and each file has a short history of what it
-was; the head is shown the entry of `lag` seconds ago. A change is dated by the file's change time (ctime), which nobody can set
-and which writing, renaming and linking move.
+was; the head is shown the entry of `lag` seconds ago. A change is dated by the file's change time (ctime), which
+nobody can set and which writing, renaming and linking move.
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ def run(
             capture_output=True,
             text=True,
             timeout=timeout,
+            check=False,
         )
     except FileNotFoundError as error:
         raise ClusterError(f"{argv[0]}: not installed; run `python tests/clusters/slurm.py install`") from error

@@ -5,6 +5,7 @@ Every daemon writes its pid below ``pid/``; it is started only when it does not 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -121,12 +122,14 @@ class Services:
     def start_slurmdbd(self) -> None:
         """Start slurmdbd and wait until it answers."""
         if not self.pid("slurmdbd"):
+            self._fresh_log("slurmdbd")
             procs.run(["slurmdbd"], env=self.env)
         self._wait(lambda: self._listens(self.at.port + 2), "slurmdbd")
 
     def start_slurmctld(self) -> None:
         """Start the controller and wait until it answers."""
         if not self.pid("slurmctld"):
+            self._fresh_log("slurmctld")
             procs.run(["slurmctld"], env=self.env)
         self._wait(lambda: procs.run(["scontrol", "ping"], env=self.env, check=False).returncode == 0, "slurmctld")
 
@@ -174,6 +177,7 @@ class Services:
 
     def _background(self, name: str, argv: list[str]) -> None:
         """Start a program that does not become a daemon by itself."""
+        self._fresh_log(name)
         log = self.folder / "log" / f"{name}.log"
         # setsid forks, so the program is nobody's child and leaves no zombie behind
         with log.open("ab") as out:
@@ -194,10 +198,25 @@ class Services:
         return True
 
     def _wait(self, ready: Callable[[], bool], name: str) -> None:
+        """Wait for a daemon; give up as soon as its log says that it gave up."""
+
+        def look() -> bool:
+            if ready():
+                return True
+            if "fatal: " in self.tail(name):
+                raise ClusterError(name)
+            return False
+
         try:
-            procs.wait_for(ready, name)
+            procs.wait_for(look, name)
         except ClusterError as error:
-            raise ClusterError(f"{error}; its log ends: {self.tail(name)}") from error
+            raise ClusterError(f"{error}: it did not start; its log ends: {self.tail(name)}") from error
+
+    def _fresh_log(self, name: str) -> None:
+        """Put an earlier start's log aside, for `_wait` reads this one's."""
+        log = self.folder / "log" / f"{name}.log"
+        with contextlib.suppress(FileNotFoundError):
+            log.replace(log.with_suffix(".log.old"))
 
     def tail(self, name: str, lines: int = 3) -> str:
         """The last lines of a daemon's log, on one line."""

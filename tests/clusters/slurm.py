@@ -17,7 +17,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 if not __package__:  # run as a script: give it the package that it lies in
@@ -43,10 +44,26 @@ def install(say: Callable[[str], None]) -> None:
         return
     if os.geteuid() != 0:
         raise ClusterError("installing packages needs root; run with sudo")
-    env: Mapping[str, str] = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-    procs.run(["apt-get", "update", "-qq"], env=env, timeout=300)
-    procs.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *PACKAGES], env=env, timeout=900)
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
+    with _no_services():
+        procs.run(["apt-get", "update", "-qq"], env=env, timeout=300)
+        procs.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *PACKAGES], env=env, timeout=900)
     say("packages installed")
+
+
+@contextmanager
+def _no_services() -> Iterator[None]:
+    """Keep packages from starting their services, by Debian's own means; a policy that is there stays."""
+    policy = Path("/usr/sbin/policy-rc.d")
+    if policy.exists():
+        yield
+        return
+    policy.write_text("#!/bin/sh\nexit 101\n")
+    policy.chmod(0o755)
+    try:
+        yield
+    finally:
+        policy.unlink()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,10 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     up = verbs.add_parser("up", help="start a cluster, or what of it does not run")
     up.add_argument("folder", metavar="DIR")
     up.add_argument("--no-accounting", action="store_true", help="no MariaDB and slurmdbd")
-    up.add_argument("--strict", action="store_true", help="a strict site: accounts, ordinary users, no --mem, a late share")
+    up.add_argument("--strict", action="store_true", help="accounts, ordinary users, no --mem, a late share")
     up.add_argument("--lag", type=float, default=5.0, metavar="SECONDS", help="how late the strict site's share is")
-    up.add_argument("--shared", action="append", default=[], metavar="PATH", help="a folder under /tmp that the nodes see too")
-    up.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a line of slurm.conf, replaced or added")
+    up.add_argument("--shared", action="append", default=[], metavar="PATH", help="a folder in /tmp that all nodes see")
+    up.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a line of slurm.conf")
     down = verbs.add_parser("down", help="stop a cluster")
     down.add_argument("folder", metavar="DIR")
     given = parser.parse_args(argv)

@@ -1,0 +1,1 @@
+"""Slurm: submitted through submitit, followed by our own eyes."""

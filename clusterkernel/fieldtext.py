@@ -1,0 +1,218 @@
+"""One field of the spec: its text, read as people write it and written as they read it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from clusterkernel import units
+from clusterkernel.errors import SpecError, nearest
+from clusterkernel.spec import Launcher, Volume
+
+__all__ = ["Field", "options", "parse", "write"]
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True):
+    """One leaf of the spec.
+
+    Attributes
+    ----------
+    name : str
+        Profile key and attribute.
+    group : str
+        Attribute of `JobSpec` that holds it; empty for its own.
+    unit : str
+        How its text is read: ``text``, ``count``, ``number``, ``memory``,
+        ``time``, ``gpus``, ``switch``, ``pairs``, ``names``, ``lines``,
+        ``volumes`` or ``choice``.
+    """
+
+    name: str
+    group: str
+    help: str
+    example: str
+    unit: str
+    default: Any
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        """The flag of the magic."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the flag may be given several times."""
+        return self.unit in {"pairs", "names", "lines", "volumes"}
+
+
+def parse(field: Field, value: object, label: str) -> Any:
+    """`value` as the field holds it.
+
+    Parameters
+    ----------
+    field : Field
+        Where it goes.
+    value : object
+        Text as people write it, or a value that already is what it should be.
+    label : str
+        The name that the person used, for errors.
+
+    Raises
+    ------
+    SpecError
+        It cannot be read or is out of range.
+    """
+    match field.unit:
+        case "memory":
+            return units.parse_memory(_text(value, label, bare="its unit"), field=label)
+        case "time":
+            return units.parse_duration(_text(value, label, bare="its unit"), field=label)
+        case "gpus":
+            if isinstance(value, units.GpuRequest):
+                return value
+            return units.parse_gpus(str(value) if not isinstance(value, bool) else "?", field=label)
+        case "count":
+            return _number(field, value, label, int)
+        case "number":
+            return _number(field, value, label, float)
+        case "switch":
+            return _switch(value, label)
+        case "choice":
+            text = value.value if isinstance(value, Launcher) else _text(value, label)
+            if text not in field.choices:
+                raise SpecError(f"{label} = {text!r} is not known.", field=label, hint=nearest(text, field.choices))
+            return Launcher(text)
+        case "pairs":
+            return _pairs(value, label)
+        case "names":
+            return tuple(_text(item, label) for item in items(value, split=","))
+        case "lines":
+            return tuple(_text(item, label) for item in items(value))
+        case "volumes":
+            return tuple(_volume(item, label) for item in items(value, split=","))
+    return _text(value, label)
+
+
+def _text(value: object, label: str, *, bare: str = "") -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool) and bare:
+        return str(value)  # the unit's parser refuses it with the mend
+    if not isinstance(value, str):
+        raise SpecError(f"{label} = {value!r} is not text.", field=label, hint="Write it in quotes.")
+    if not value.strip():
+        raise SpecError(f"{label} is empty.", field=label, hint="Leave it out, or give it a value.")
+    if "\0" in value or "\n" in value or "\r" in value:
+        raise SpecError(f"{label} = {value!r} holds a line break or a NUL.", field=label, hint="Write it on one line.")
+    return value
+
+
+def _number(field: Field, value: object, label: str, kind: type) -> Any:
+    try:
+        if isinstance(value, bool) or (kind is int and isinstance(value, float) and not value.is_integer()):
+            raise ValueError
+        number = kind(value)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        wanted = "a whole number" if kind is int else "a number"
+        raise SpecError(
+            f"{label} = {value!r} is not {wanted}.", field=label, hint=f"Write it as {field.example}."
+        ) from None
+    low, high = field.low, field.high
+    if (low is not None and (number < low or (kind is float and number <= low))) or (high is not None and number > high):
+        span = f"above {low:g}" if kind is float else f"at least {low:g}" + (f", at most {high:g}" if high else "")
+        raise SpecError(f"{label} = {value!r} is out of range.", field=label, hint=f"Write a number {span}.")
+    return number
+
+
+def _switch(value: object, label: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+    if str(value).lower() in words:
+        return words[str(value).lower()]
+    raise SpecError(f"{label} = {value!r} is neither yes nor no.", field=label, hint="Write true or false.")
+
+
+def items(value: object, *, split: str | None = None) -> list[object]:
+    given = [value] if isinstance(value, str | Volume) else list(value)  # type: ignore[call-overload]
+    if split is None:
+        return given
+    parts: list[object] = []
+    for item in given:
+        parts += [part.strip() for part in item.split(split) if part.strip()] if isinstance(item, str) else [item]
+    return parts
+
+
+def _pairs(value: object, label: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    given = value.items() if isinstance(value, Mapping) else [_pair(item, label) for item in items(value)]
+    for name, text in given:
+        if not str(name).replace("_", "a").isalnum() or str(name)[0].isdigit() or not str(name).isascii():
+            raise SpecError(f"{label}: {name!r} is not a variable's name.", field=label, hint="Write NAME=VALUE.")
+        if isinstance(text, bool) or not isinstance(text, str | int | float):
+            raise SpecError(f"{label}: {name} = {text!r} is not text.", field=label, hint="Write it in quotes.")
+        if "\0" in str(text):
+            raise SpecError(f"{label}: {name} holds a NUL.", field=label, hint="Take it out.")
+        pairs[str(name)] = str(text)
+    return pairs
+
+
+def _pair(item: object, label: str) -> tuple[str, str]:
+    name, equals, text = str(item).partition("=")
+    if not equals:
+        raise SpecError(f"{label} = {item!r} has no value.", field=label, hint="Write NAME=VALUE.")
+    return name, text
+
+
+def _volume(item: object, label: str) -> Volume:
+    if isinstance(item, Volume):
+        return item
+    if isinstance(item, Mapping) and set(item) == {"name", "mount"}:
+        name, mount = str(item["name"]), str(item["mount"])
+    else:
+        name, _, mount = str(item).partition(":")
+    if not name or not mount.startswith("/"):
+        raise SpecError(f"{label} = {item!r} is not a volume.", field=label, hint="Write NAME:/MOUNT/POINT.")
+    return Volume(name=name, mount=mount)
+
+
+def options(item: object, label: str) -> list[str]:
+    try:
+        options = shlex.split(_text(item, label))
+    except ValueError as error:
+        raise SpecError(f"{label} = {item!r} cannot be split: {error}.", field=label, hint="Close the quote.") from None
+    joined: list[str] = []
+    for option in options:
+        if option.startswith("-"):
+            joined.append(option)
+        elif joined and "=" not in joined[-1]:
+            joined[-1] += f"={option}" if joined[-1].startswith("--") else option
+        else:
+            raise SpecError(f"{label}: {option!r} is not an option.", field=label, hint='Write "--option=value".')
+    return joined
+
+
+def write(field: Field, value: Any) -> str:
+    """A field's value as a person writes it."""
+    match field.unit:
+        case "memory":
+            return units.format_memory(value)
+        case "time":
+            return units.format_duration(value).replace(" ", "")
+        case "switch":
+            return "true" if value else "false"
+        case "choice":
+            return str(value.value)
+        case "pairs":
+            return " ".join(f"{name}={shlex.quote(text)}" for name, text in sorted(value.items()))
+        case "names":
+            return ",".join(value)
+        case "lines":
+            return "; ".join(value)
+        case "volumes":
+            return ",".join(f"{volume.name}:{volume.mount}" for volume in value)
+    return str(value)

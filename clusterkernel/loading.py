@@ -1,0 +1,155 @@
+"""Bringing back what a job made: results, outputs, and the user's own exception."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from clusterkernel.errors import (
+    ClusterKernelError,
+    JobCancelled,
+    JobDied,
+    JobError,
+    JobFailed,
+    JobLost,
+    JobOutOfMemory,
+    JobTimedOut,
+    LaunchFailed,
+    NodeLost,
+    ResultFailed,
+    nearest,
+)
+from clusterkernel.spec import Launcher
+from clusterkernel.states import JobState
+from clusterkernel.views import OutputView
+
+if TYPE_CHECKING:
+    from clusterkernel.jobs import Job
+
+__all__ = ["Outputs", "error_of", "output_views", "results_of", "value_of"]
+
+_ERRORS: Final[Mapping[JobState, type[JobError]]] = {
+    JobState.FAILED: JobFailed,
+    JobState.DIED: JobDied,
+    JobState.OUT_OF_MEMORY: JobOutOfMemory,
+    JobState.TIMED_OUT: JobTimedOut,
+    JobState.CANCELLED: JobCancelled,
+    JobState.NODE_LOST: NodeLost,
+    JobState.LAUNCH_FAILED: LaunchFailed,
+    JobState.RESULT_FAILED: ResultFailed,
+    JobState.LOST: JobLost,
+}
+_TAIL_LINES: Final = 20
+
+
+def namespace() -> dict[str, Any]:
+    """The notebook's names, among which the classes of loaded values are looked up."""
+    return vars(sys.modules["__main__"])
+
+
+def result_dirs(job: Job, rank: int) -> list[Path]:
+    """Where a process's results lie: its own folder, or one for each rank under its launcher."""
+    out = job.out(rank)
+    if job.spec.launcher is Launcher.NONE or job.record.payload.kind == "command":
+        return [out]
+    ranks = [path for path in out.iterdir() if path.name.startswith("rank-")]
+    return sorted(ranks, key=lambda path: int(path.name.removeprefix("rank-")))
+
+
+def value_of(job: Job) -> Any:
+    """What the job returned (rank 0's).
+
+    Raises
+    ------
+    BaseException
+        The job ended otherwise than well: what `error_of` gives.
+    """
+    if job.state is not JobState.SUCCEEDED:
+        raise error_of(job)
+    if job.outcome is None or job.outcome.result == "none":
+        return None
+    from clusterkernel.payload import results
+
+    job.folder.verify()
+    return results.load_result(result_dirs(job, 0)[0], namespace(), job.folder.payload)
+
+
+def results_of(job: Job) -> list[Any]:
+    """The return values of all ranks, by rank."""
+    from clusterkernel.payload import results
+
+    job.folder.verify()
+    dirs = [out for rank in range(job.spec.processes) for out in result_dirs(job, rank)]
+    return [
+        results.load_result(out, namespace(), job.folder.payload) if (out / "result.pkl").is_file() else None
+        for out in dirs
+    ]
+
+
+def error_of(job: Job) -> BaseException:
+    """Why the job did not end well: the user's own exception where there is one, else a `JobError`."""
+    told = (job.outcome.error if job.outcome else None) or {}
+    error = _ERRORS[job.state](
+        f"Job {job.id} ({job.name}): {job.reason or job.state.value}",
+        job_id=job.id,
+        log_tail=job.logs(_TAIL_LINES),
+        remote_traceback=str(told.get("traceback") or ""),
+        hint="" if job.state is JobState.CANCELLED else f"%cluster_logs {job.id} shows its output.",
+    )
+    if job.state is JobState.FAILED and told:
+        from clusterkernel.payload import results
+
+        job.folder.verify()
+        for rank in range(job.spec.processes):
+            for out in result_dirs(job, rank):
+                own = results.load_error(out, namespace(), job.folder.payload)
+                if own is not None:
+                    own.__cause__ = error
+                    return own
+    return error
+
+
+def output_views(job: Job) -> dict[str, OutputView]:
+    """What the job says of the names that it saved."""
+    return {
+        name: OutputView(
+            size=int(about.get("size") or 0), type=str(about.get("type") or ""), error=str(about.get("error") or "")
+        )
+        for name, about in (job.outcome.outputs if job.outcome else {}).items()
+    }
+
+
+class Outputs(Mapping[str, Any]):
+    """The names that a job saved; a value is loaded each time it is asked for."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, about in output_views(self._job).items() if not about.error)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"<outputs of job {self._job.id}: {', '.join(self) or 'none'}>"
+
+    def __getitem__(self, name: str) -> Any:
+        job = self._job
+        saved = output_views(job)
+        if not job.state.terminal:
+            raise ClusterKernelError(f"Job {job.id} is {job.state}.", hint=f"%cluster_wait {job.id} waits for it.")
+        if name not in saved:
+            raise KeyError(f"Job {job.id} saved no {name!r}. {nearest(name, saved)}".rstrip())
+        if error := saved[name].error:
+            raise ResultFailed(f"{name!r} of job {job.id} could not be saved: {error}", job_id=job.id)
+        from clusterkernel.payload import results
+
+        job.folder.verify()
+        return results.load_output(self.path(name), namespace(), job.folder.payload)
+
+    def path(self, name: str) -> Path:
+        """The file that holds the value."""
+        return result_dirs(self._job, 0)[0] / "outputs" / f"{name}.pkl"

@@ -1,0 +1,65 @@
+"""The line that ``%load_ext`` prints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from clusterkernel.backends import registry
+from clusterkernel.errors import ClusterKernelError
+from clusterkernel.jobroot import default_root
+
+__all__ = ["greeting"]
+
+_MARK: Final = ".last-kernel"
+# Only the newest are looked at: loading must be quick, and %cluster_jobs lists all.
+_NEWEST: Final = 30
+
+
+def greeting() -> str:
+    """Which backends can be used, and what became of jobs since the last kernel."""
+    ready = [name for name in registry.names() if _ready(name)]
+    line = f"clusterkernel: {_and(ready)} {'is' if len(ready) == 1 else 'are'} ready." if ready else "clusterkernel:"
+    try:
+        return line + _since_last(default_root())
+    except (ClusterKernelError, OSError) as error:
+        return f"{line} The jobs cannot be read: {error}"
+
+
+def _ready(name: str) -> bool:
+    try:
+        return registry.get(name).available().ok
+    except (ClusterKernelError, ImportError):
+        return False  # a broken plug-in; %cluster_doctor says what is wrong with it
+
+
+def _since_last(root: Path) -> str:
+    try:
+        with os.scandir(root) as entries:
+            numbers = sorted((int(entry.name) for entry in entries if entry.name.isdigit()), reverse=True)
+    except FileNotFoundError:
+        return ""
+    if not numbers:
+        return ""
+    from clusterkernel import submission
+
+    mark = root / _MARK
+    last = mark.stat().st_mtime if mark.exists() else 0.0
+    mark.touch(mode=0o600)
+    views = submission.summaries(settle=0.0)[-_NEWEST:]
+    live = [view.id for view in views if not view.state.terminal]
+    ended = [f"{view.id} {view.state}" for view in views if view.state.terminal and (view.ended or 0.0) > last]
+    line = ""
+    if ended:
+        line += f" Since last time job{'s' * (len(ended) > 1)} {_and(ended[-5:])} ended"
+        line += f", and {len(ended) - 5} more." if len(ended) > 5 else "."
+    if live:
+        line += f" Job{'s' * (len(live) > 1)} {_and(live[-5:])}{' and more' * (len(live) > 5)} "
+        line += "live." if len(live) > 1 else "lives."
+    return line + " %cluster_jobs lists all." * bool(line)
+
+
+def _and(words: Sequence[str]) -> str:
+    return ", ".join(words[:-1]) + " and " * (len(words) > 1) + words[-1] if words else ""

@@ -1,0 +1,167 @@
+"""The magics that show something: jobs, cards, output, metrics, the cluster."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from IPython.core.error import UsageError
+
+from clusterkernel.errors import BackendError, nearest
+from clusterkernel.magics.waiting import interruptible, stopped
+from clusterkernel.states import JobState
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from clusterkernel.arrays import JobArray
+    from clusterkernel.jobs import Job
+    from clusterkernel.magics.extension import ClusterKernel
+
+__all__ = ["accounting", "jobs", "jobs_of", "logs", "metrics", "nodes", "one_job", "queue", "status"]
+
+_RECENT: Final = 20
+_LINES: Final = 200
+# What a followed log may print: a notebook that gets a million lines a minute stops to answer.
+_BURST: Final = 1 << 20
+_RATE: Final = 1 << 17
+
+
+def one_job(word: str) -> Job | JobArray:
+    """The job with this id."""
+    from clusterkernel.jobs import job
+
+    return job(word.strip(","))
+
+
+def jobs_of(words: Sequence[str]) -> list[Job | JobArray]:
+    """The jobs with these ids; commas may stand between them."""
+    return [one_job(word) for text in words for word in text.replace(",", " ").split()]
+
+
+def single(made: Job | JobArray, flag: str) -> Job:
+    """The job, where one task has to be named."""
+    if hasattr(made, "counts"):
+        raise UsageError(f"Job {made.id} is an array of {len(made)}; name one of its tasks: {flag} {made.id}_0")
+    return made
+
+
+def number(word: str | None, flag: str, default: int) -> int:
+    """A count from a flag."""
+    if word is None:
+        return default
+    if not word.isdigit():
+        raise UsageError(f"{flag} = {word!r} is not a whole number. Write {flag} {default}.")
+    return int(word)
+
+
+def jobs(kernel: ClusterKernel, args: argparse.Namespace) -> pd.DataFrame:
+    """``%cluster_jobs``."""
+    from clusterkernel import frames, submission
+
+    views = submission.summaries()
+    if args.state:
+        word = args.state.upper()
+        if word not in JobState.__members__:
+            raise UsageError(f"--state = {args.state!r} is not a state. {nearest(word, JobState.__members__)}")
+        views = [view for view in views if view.state is JobState[word]]
+    if not args.all:
+        last = {view.id for view in [view for view in views if view.state.terminal][-_RECENT:]}
+        views = [view for view in views if not view.state.terminal or view.id in last]
+    return frames.jobs_frame(views)
+
+
+def status(kernel: ClusterKernel, args: argparse.Namespace) -> None:
+    """``%cluster_status``."""
+    from IPython.display import publish_display_data
+
+    from clusterkernel import render, submission
+
+    if args.IDS:
+        for job in jobs_of(args.IDS):
+            kernel.cards.show(job)
+        return
+    views = [view for view in submission.summaries() if not view.state.terminal]
+    if not views:
+        print("No job lives. %cluster_jobs lists those that ended.")
+        return
+    now = time.time()
+    html = render.table_html(views, caption="Jobs that live", now=now)
+    publish_display_data({"text/plain": render.table_text(views, now=now), "text/html": html})
+
+
+def logs(kernel: ClusterKernel, args: argparse.Namespace) -> None:
+    """``%cluster_logs``."""
+    job = single(one_job(args.ID), "%cluster_logs")
+    stream = "stderr" if args.stderr else "both"
+    rank = number(args.rank, "--rank", 0)
+    lines = number(args.lines, "-n", _LINES)
+    if args.follow:
+        _follow(job, stream, rank, lines)
+        return
+    text = job.logs(lines or None, stream=stream, rank=rank)
+    if text:
+        print(text)
+    else:
+        print(f"Job {job.id} ({job.state}) printed nothing{' to stderr' if args.stderr else ''} so far.")
+    if args.lines is None and text.count("\n") + 1 >= _LINES:
+        print(f"These are the last {_LINES} lines; %cluster_logs {job.id} -n 0 prints all. They lie in {job.folder.path}.")
+
+
+def _follow(job: Job, stream: str, rank: int, lines: int) -> None:
+    """Print on this thread until the job ends."""
+    budget, skipped, at = float(_BURST), 0, time.monotonic()
+    try:
+        with interruptible():
+            for chunk in job.follow(stream, rank, tail=lines * 200 if lines else None):
+                now = time.monotonic()
+                budget, at = min(_BURST, budget + (now - at) * _RATE), now
+                if len(chunk) > budget:
+                    skipped += len(chunk)
+                    continue
+                if skipped:
+                    print(f"\n[{skipped} characters were left out; the whole output lies in {job.folder.path}]")
+                    skipped = 0
+                budget -= len(chunk)
+                sys.stdout.write(chunk)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        raise stopped([job]) from None
+    if skipped:
+        print(f"\n[{skipped} characters were left out; the whole output lies in {job.folder.path}]")
+    print(f"Job {job.id}: {job.state}{': ' * bool(job.reason)}{job.reason}")
+
+
+def metrics(kernel: ClusterKernel, args: argparse.Namespace) -> pd.DataFrame:
+    """``%cluster_metrics``."""
+    return one_job(args.ID).metrics()
+
+
+def _from_cluster(args: argparse.Namespace, what: str) -> Any:
+    from clusterkernel.backends import registry
+
+    names = [args.backend] if args.backend else [name for name in registry.names() if name != "local"]
+    for name in names:
+        backend = registry.get(name)
+        if hasattr(backend, what) and (args.backend or backend.available().ok):
+            return getattr(backend, what)()
+    where = f"The backend {args.backend} has" if args.backend else "No cluster that can be used here has"
+    raise BackendError(f"{where} no {what} to show.", hint="%cluster_doctor tells what is ready.")
+
+
+def queue(kernel: ClusterKernel, args: argparse.Namespace) -> Any:
+    """``%cluster_queue``."""
+    return _from_cluster(args, "queue")
+
+
+def nodes(kernel: ClusterKernel, args: argparse.Namespace) -> Any:
+    """``%cluster_nodes``."""
+    return _from_cluster(args, "nodes")
+
+
+def accounting(kernel: ClusterKernel, args: argparse.Namespace) -> Any:
+    """``%cluster_accounting``."""
+    return _from_cluster(args, "accounting")

@@ -1,0 +1,158 @@
+"""The magics that do something: wait, bind, cancel, rerun, clean, and the doctor."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import keyword
+import time
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+
+from clusterkernel import units
+from clusterkernel.errors import ClusterKernelError, nearest
+from clusterkernel.magics import train
+from clusterkernel.magics.look import jobs_of, one_job, single
+from clusterkernel.magics.waiting import wait_for
+from clusterkernel.render import format_size
+
+if TYPE_CHECKING:
+    from clusterkernel.jobs import Job
+    from clusterkernel.magics.extension import ClusterKernel
+    from clusterkernel.views import JobView
+
+__all__ = ["bind", "cancel", "clean", "doctor", "rerun", "wait"]
+
+
+def _some(words: list[str], magic: str) -> list[str]:
+    if not words:
+        raise UsageError(f"%cluster_{magic} needs a job: %cluster_{magic} 12. %cluster_jobs lists all.")
+    return words
+
+
+def wait(kernel: ClusterKernel, args: argparse.Namespace) -> None:
+    """``%cluster_wait``."""
+    made = jobs_of(_some(args.IDS, "wait"))
+    for job in made:
+        kernel.cards.show(job)
+    flat: list[Job] = [one for job in made for one in (job if hasattr(job, "counts") else [job])]
+    timeout = units.parse_duration(args.timeout, field="--timeout") if args.timeout else None
+    if not wait_for(flat, timeout=timeout):
+        live = ", ".join(f"{job.id} ({job.state})" for job in flat if not job.done())
+        raise ClusterKernelError(f"Still there after {args.timeout}: {live}.", hint="They go on.")
+    train.finish(kernel, flat)
+
+
+def bind(kernel: ClusterKernel, args: argparse.Namespace) -> None:
+    """``%cluster_bind``."""
+    job = single(one_job(args.ID), "%cluster_bind")
+    names = [name for word in args.NAMES for name in word.replace(",", " ").split()]
+    if not job.state.terminal:
+        raise ClusterKernelError(f"Job {job.id} is {job.state}.", hint=f"%cluster_wait {job.id} waits for it.")
+    outputs = job.outputs
+    names = names or list(job.record.payload.bind)
+    if not names:
+        saved = ", ".join(outputs) or "nothing"
+        raise UsageError(f"Job {job.id} has no -o names. Name some that it saved: {saved}.")
+    view = job.summary()
+    for name in names:
+        if name not in view.outputs:
+            hint = nearest(name, outputs) or f"%cluster_status {job.id} tells how it ended."
+            raise ClusterKernelError(f"Job {job.id} saved no {name!r}.", hint=hint)
+    values = {name: outputs[name] for name in names}
+    kernel.shell.user_ns.update(values)
+    job.folder.write_delivered(tuple(names))
+    print(f"Bound {', '.join(names)} from job {job.id}.")
+
+
+def cancel(kernel: ClusterKernel, args: argparse.Namespace) -> None:
+    """``%cluster_cancel``."""
+    for job in jobs_of(_some(args.IDS, "cancel")):
+        if job.state.terminal:
+            print(f"Job {job.id} has ended already: {job.state}.")
+        else:
+            job.cancel()
+            print(f"Job {job.id} is asked to end.")
+
+
+def rerun(kernel: ClusterKernel, args: argparse.Namespace) -> Any:
+    """``%cluster_rerun``."""
+    from clusterkernel import submission
+
+    old = one_job(args.ID)
+    first: Job = old[0] if hasattr(old, "counts") else old
+    as_name = train.names_of([args.as_name], "--as")[0] if args.as_name else ""
+    wanted = {name: value for name, value in vars(args).items() if value is not None and name in train.known_fields()}
+    made = submission.rerun(first, _changes(args.set or []), wanted)
+    return train.follow_up(kernel, made, as_name=as_name, wait=bool(args.wait))
+
+
+def _changes(items: list[str]) -> dict[str, Any]:
+    """``lr=1e-4`` as a name and a Python value; what is no literal is text."""
+    changes = {}
+    for item in items:
+        name, equals, text = item.partition("=")
+        if not equals or not name.strip() or keyword.iskeyword(name):
+            raise UsageError(f"--set {item!r} names no value. Write --set lr=1e-4.")
+        try:
+            changes[name.strip()] = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError):
+            changes[name.strip()] = text
+    return changes
+
+
+def doctor(kernel: ClusterKernel, args: argparse.Namespace) -> None:
+    """``%cluster_doctor``."""
+    from clusterkernel.backends import registry
+
+    for name in [args.backend] if args.backend else registry.names():
+        backend = registry.get(name)
+        about = backend.available()
+        print(f"{name}: {about.detail}")
+        if not about.ok:
+            print(f"  Mend: {about.fix}" if about.fix else "  It cannot be used here.")
+            continue
+        for check in backend.doctor():
+            print(f"  {'✓' if check.ok else '✗'} {check.name}: {check.detail}")
+            if not check.ok and check.fix:
+                print(f"      Mend: {check.fix}")
+
+
+def clean(kernel: ClusterKernel, args: argparse.Namespace) -> None:
+    """``%cluster_clean``."""
+    from clusterkernel import submission
+    from clusterkernel.jobfolder import JobRoot
+
+    views = submission.summaries()
+    if args.IDS:
+        wanted = {job.id for job in jobs_of(args.IDS)}
+        views = [view for view in views if view.id in wanted]
+        if live := [view.id for view in views if not view.state.terminal]:
+            raise ClusterKernelError(f"Job {live[0]} has not ended.", hint=f"%cluster_cancel {live[0]} ends it first.")
+    views = [view for view in views if view.state.terminal]
+    if args.older:
+        limit = time.time() - units.parse_duration(args.older, field="--older")
+        views = [view for view in views if (view.ended or view.created or 0) < limit]
+    if not views:
+        print("There is nothing to delete: no job that ended matches.")
+        return
+    root = JobRoot()
+    sizes = {view.id: root.open(view.id).size() for view in views}
+    if args.yes:
+        for view in views:
+            submission.remove(view.id)
+        print(f"Deleted {len(views)} job{'s' * (len(views) > 1)}; {format_size(sum(sizes.values()))} are free.")
+        return
+    print("\n".join(_listing(views, sizes)))
+    print(f"In all {format_size(sum(sizes.values()))} in {root.path}. Nothing was deleted; add --yes for that.")
+
+
+def _listing(views: list[JobView], sizes: dict[str, int]) -> list[str]:
+    largest = sorted(views, key=lambda view: -sizes[view.id])
+    shown = [
+        f"{view.id:>6}  {format_size(sizes[view.id]):>8}  {view.state:<14}  {view.name or view.title}"
+        for view in largest[:30]
+    ]
+    rest = largest[30:]
+    return shown + ([f"and {len(rest)} smaller ones"] if rest else [])

@@ -1,0 +1,282 @@
+"""``%%cluster_train``: the cell becomes a job."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import keyword
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from IPython.core.error import UsageError
+
+from clusterkernel import spec
+from clusterkernel.errors import SubmissionError
+from clusterkernel.magics.line import split
+from clusterkernel.magics.notebook import interactive, notebook_path
+from clusterkernel.magics.options import Option, Values, field_options
+from clusterkernel.magics.waiting import WaitStopped, interruptible, stopped, wait_for
+from clusterkernel.states import JobState
+
+if TYPE_CHECKING:
+    from clusterkernel.jobs import Job
+    from clusterkernel.magics.extension import ClusterKernel
+    from clusterkernel.payload import Artefact
+    from clusterkernel.spec import JobSpec
+
+__all__ = [
+    "DESCRIPTION",
+    "EXAMPLES",
+    "finish",
+    "follow_up",
+    "known_fields",
+    "names_of",
+    "options",
+    "spec_of",
+    "train",
+]
+
+# How long to look for a platform that says no at once.
+_REFUSAL: Final = 2.0
+
+DESCRIPTION: Final = (
+    "Ship this cell to a cluster. The names that it reads travel with it, the kernel goes on at once, "
+    "and the names behind -o are bound here when the job has ended."
+)
+EXAMPLES: Final = (
+    "%%cluster_train -o total\ntotal = sum(range(1_000_000))",
+    "%%cluster_train --backend slurm --gpus-per-node h100:8 --time 4h -o model\nmodel = train(data)",
+    "%%cluster_train --profile h100 --nodes 2 --launcher torchrun --as run\nmain()",
+)
+# The first runs everywhere; the others are what people come for. All three run as they are on this machine.
+_RUNNABLE: Final = """\
+Put one of these over a cell:
+
+%%cluster_train -o total
+total = sum(range(1_000_000))
+
+%%cluster_train --time 10m --name wave -o history
+import math
+import clusterkernel as ck
+history = []
+for step in range(20):
+    history.append(math.exp(-step / 5))
+    ck.log(step=step, loss=history[-1])
+
+%%cluster_train --dry-run --nodes 2 --gpus-per-node 8 --launcher torchrun --time 4h
+print("ships nothing: shows what would be sent")
+
+%%cluster_train? lists all options."""
+
+
+def options() -> tuple[Option, ...]:
+    """The magic's flags: those of the spec and its own."""
+    cell = "the cell"
+    own = (
+        Option(
+            ("-i", "--in"), "inputs", "Names whose values travel; by itself all that the cell reads.",
+            Values.NAMES, "NAMES", "words", cell,
+        ),
+        Option(("-o", "--out"), "out", "Names that are bound here afterwards.", Values.NAMES, "NAMES", "words", cell),
+        Option(("--as",), "as_name", "Name under which the Job is bound here.", Values.NAMES, "NAME", group=cell),
+        Option(("--axolotl",), "axolotl", "The cell is an axolotl configuration (YAML).", Values.NONE, group=cell),
+        Option(("--wait",), "wait", "Wait for the end; an interrupt stops the wait, not the job.", Values.NONE, group=cell),
+        Option(
+            ("--again",), "again", "Send it anew, even where a job of the same cell lives.", Values.NONE, group=cell
+        ),
+        Option(
+            ("--dry-run",), "dry_run", "Show what would be sent, with all names and sizes, and send nothing.",
+            Values.NONE, group=cell,
+        ),
+        Option(("--profile",), "profile", "Saved profile to start from.", Values.PROFILE, "h100", group="the run"),
+    )
+    return own + field_options()
+
+
+def train(kernel: ClusterKernel, args: argparse.Namespace, cell: str | None) -> Job | None:
+    """Send the cell, or attach to the job that runs it already."""
+    if cell is None or not cell.strip():
+        print(_RUNNABLE)
+        return None
+    inputs = None if args.inputs is None else names_of(args.inputs, "-i")
+    out = names_of(args.out or (), "-o")
+    as_name = names_of([args.as_name], "--as")[0] if args.as_name else ""
+    wanted = spec_of(vars(args), args.profile)
+    artefact = _artefact(kernel, args, cell, wanted, inputs, out)
+    if args.dry_run:
+        print(_dry_run(wanted, artefact))
+        return None
+    key = _attach_key(kernel, cell, wanted, inputs, out)
+    job = None if args.again else _attached(kernel, key, artefact)
+    if job is None:
+        from clusterkernel import submission
+
+        job = submission.submit(wanted, artefact, attach_key=key, notebook=notebook_path(kernel.shell))
+    return follow_up(kernel, job, as_name=as_name, wait=args.wait)
+
+
+def follow_up(kernel: ClusterKernel, job: Job, *, as_name: str = "", wait: bool = False) -> Job:
+    """What comes after a submission: its names, its card, and an immediate no."""
+    interrupted = None
+    try:
+        settle(job)
+    except WaitStopped as error:
+        interrupted = error  # the job is there all the same
+    kernel.deliveries.expect(job, job.record.payload.bind)
+    if as_name:
+        kernel.shell.user_ns[as_name] = job
+    if job.done():
+        kernel.deliveries.collect()
+    kernel.cards.show(job)
+    if interrupted is not None:
+        raise interrupted
+    if wait:
+        finish(kernel, [job])
+    return job
+
+
+def finish(kernel: ClusterKernel, jobs: Sequence[Job], timeout: float | None = None) -> None:
+    """Wait for jobs whose cards are shown, take their names, and raise where one ended badly."""
+    wait_for(jobs, timeout=timeout)
+    kernel.deliveries.collect()
+    for job in jobs:
+        if job.done() and (error := job.exception()) is not None:
+            raise error
+
+
+def names_of(words: Sequence[str], flag: str) -> tuple[str, ...]:
+    names = [name for word in words for name in word.replace(",", " ").split()]
+    for name in names:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise UsageError(f"{flag}: {name!r} is not a name. Write {flag} model,history.")
+    return tuple(dict.fromkeys(names))
+
+
+def spec_of(given: Mapping[str, Any], profile: str | None, base: JobSpec | None = None) -> JobSpec:
+    """The spec of the flags in `given`, on top of a profile."""
+    from clusterkernel import fields, profiles
+
+    flags = {name: value for name, value in given.items() if value is not None and name in known_fields()}
+    if base is not None and profile is None:
+        return fields.build(flags, base=base)
+    start = Path.cwd()
+    layer = profiles.load(profile, start=start) if profile else profiles.default(start=start)
+    values = dict(layer.values)
+    # Both say how many GPUs: the flag wins over the profile's other way to say it.
+    if "gpus" in flags or "gpus_per_node" in flags:
+        values.pop("gpus", None)
+        values.pop("gpus_per_node", None)
+    origins = {name: origin for name, origin in layer.origins.items() if name not in flags}
+    return fields.build({**values, **flags}, base=base, origins=origins)
+
+
+def known_fields() -> set[str]:
+    """What a flag may set in the spec."""
+    from clusterkernel import fields
+
+    return {*fields.FIELDS, *fields.PSEUDO}
+
+
+def _artefact(
+    kernel: ClusterKernel,
+    args: argparse.Namespace,
+    cell: str,
+    wanted: JobSpec,
+    inputs: tuple[str, ...] | None,
+    out: tuple[str, ...],
+) -> Artefact:
+    shell = kernel.shell
+    if args.axolotl:
+        if inputs is not None or out:
+            raise UsageError("--axolotl takes neither -i nor -o: its cell is a configuration and holds no names.")
+        from clusterkernel.payload import axolotl
+
+        return axolotl.build(cell, launcher=wanted.launcher.value)
+    from clusterkernel.payload import cell as cells
+
+    return cells.build(cell, shell.user_ns, inputs=inputs, bind=out)
+
+
+def _attach_key(
+    kernel: ClusterKernel, cell: str, wanted: JobSpec, inputs: tuple[str, ...] | None, out: tuple[str, ...]
+) -> str:
+    where = notebook_path(kernel.shell) or os.getcwd()
+    parts = [where, cell, spec.to_json(wanted).decode(), inputs, out]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _attached(kernel: ClusterKernel, key: str, artefact: Artefact) -> Job | None:
+    """The job that this cell attaches to."""
+    from clusterkernel import submission
+
+    job = submission.find_attachable(key)
+    if job is None:
+        return None
+    before = job.record.payload.inputs
+    now = artefact.inputs_digest
+    other = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    unsure = sorted(name for name in now if now[name] is None and before.get(name) is None)
+    if (other or unsure) and not interactive(kernel.shell):
+        return None  # nobody is there to read the line below
+    moment = time.strftime("%H:%M:%S", time.localtime(job.record.created))
+    does = "did this and was not taken yet" if job.state.terminal else f"does this already ({job.state})"
+    print(f"Attached to job {job.id}, sent at {moment}, which {does}; --again sends it anew.")
+    if other:
+        print(f"It was sent with other values of: {', '.join(other)}.")
+    if unsure:
+        print(f"Whether these are the same values cannot be told: {', '.join(unsure)}.")
+    return job  # type: ignore[return-value]
+
+
+def settle(job: Job) -> None:
+    """See whether the platform refuses at once, so that Run All stops here.
+
+    Raises
+    ------
+    SubmissionError
+        It does.
+    """
+    moved = threading.Event()
+
+    def tell(_: Job) -> None:
+        moved.set()
+
+    job.add_state_callback(tell)
+    end = time.monotonic() + _REFUSAL
+    try:
+        with interruptible():
+            while job.state is JobState.SUBMITTING and (left := end - time.monotonic()) > 0:
+                moved.wait(min(left, 0.1))
+                moved.clear()
+    except KeyboardInterrupt:
+        raise stopped([job]) from None
+    finally:
+        job.remove_state_callback(tell)
+    if job.state.terminal and (why := job.folder.refused()):
+        raise SubmissionError(f"Job {job.id} was refused: {why}")
+
+
+def _dry_run(wanted: JobSpec, artefact: Artefact) -> str:
+    from clusterkernel.executor import plan
+    from clusterkernel.render import format_size
+
+    made = plan(wanted)
+    lines = ["Nothing was sent.", "", f"Backend:  {wanted.backend}", f"Counts:   {spec.describe(wanted)}"]
+    if artefact.captured:
+        lines.append(f"Travels:  {format_size(sum(item.size for item in artefact.captured))} in all")
+        width = max(len(item.name) for item in artefact.captured)
+        for item in sorted(artefact.captured, key=lambda item: -item.size):
+            lines.append(f"          {item.name:<{width}}  {format_size(item.size):>8}  {item.kind}  {item.why}".rstrip())
+    else:
+        lines.append("Travels:  no names of this notebook")
+    saved = [name for name in artefact.outputs if name not in artefact.bind]
+    lines.append(f"Bound:    {', '.join(artefact.bind) or 'nothing (see -o)'}")
+    if saved:
+        lines.append(f"Saved:    {', '.join(saved)}")
+    lines += [f"Note:     {note}" for note in made.notes]
+    return "\n".join([*lines, "", made.text.rstrip()])

@@ -1,0 +1,103 @@
+"""How a payload ended: from its own report, else from how its process did."""
+
+import os
+import signal
+
+from .context import read_json
+
+
+def outcome(state, reason, exit_code=None, signum=None, **rest):
+    """The fields of an outcome record."""
+    record = {"state": state, "reason": reason, "exit_code": exit_code, "signum": signum}
+    record.update(rest)
+    return record
+
+
+def by_signal(signum):
+    """A signal in words."""
+    try:
+        name = signal.Signals(signum).name
+    except ValueError:
+        name = "signal"
+    return "It was ended by %s (%d)." % (name, signum)
+
+
+def judge(status, report, command, timed_out=False, ended_by=None, out_of_memory=False):
+    """The outcome record.
+
+    Parameters
+    ----------
+    status : int
+        The wait status of the payload's process.
+    report : dict or None
+        What the payload said itself.
+    command : bool
+        Whether it was a command, which reports by its exit code alone.
+    timed_out : bool
+        Whether we ended it for its time limit.
+    ended_by : int or None
+        The signal that we were sent to end it; why is for the platform to tell.
+    out_of_memory : bool
+        Whether the kernel killed a process of ours for want of memory.
+    """
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+    signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    rest = {}
+    if report is not None:
+        report.setdefault("exit_code", code)
+        report["signum"] = signum
+        rest = {key: report[key] for key in ("error", "result", "outputs") if key in report}
+        if report["state"] == "SUCCEEDED" and code == 0:
+            return report
+    if timed_out:
+        return outcome("TIMED_OUT", "It reached its time limit.", code, signum, **rest)
+    if ended_by:
+        return outcome("CANCELLED", by_signal(ended_by), code, signum or ended_by, **rest)
+    if report is not None and report["state"] != "SUCCEEDED":
+        return report
+    if out_of_memory and code != 0:
+        reason = "A process of it was killed: the memory that it may use was full."
+        return outcome("OUT_OF_MEMORY", reason, code, signum, **rest)
+    if signum is not None:
+        return outcome("DIED", by_signal(signum), code, signum, **rest)
+    if command:
+        return _of_command(code)
+    reason = "The process ended with exit code %d before it could say how it went." % code
+    return outcome("DIED", reason, code, signum, **rest)
+
+
+def _of_command(code):
+    if code == 0:
+        return outcome("SUCCEEDED", "", 0, result="none")
+    if code == 127:
+        return outcome("LAUNCH_FAILED", "The command was not found (exit code 127).", code)
+    if code > 128:  # a shell's way to say that what it ran was killed
+        return outcome("DIED", by_signal(code - 128), code, code - 128)
+    return outcome("FAILED", "Exit code %d." % code, code)
+
+
+def read_report(process_dir):
+    """What the payload's process, or the ranks under its launcher, said of how it went.
+
+    Returns
+    -------
+    dict or None
+        A rank that failed speaks for all; success takes all of them.
+    """
+    try:
+        ranks = [name for name in os.listdir(process_dir) if name.startswith("rank-")]
+    except OSError:
+        ranks = []
+    ranks.sort(key=lambda name: int(name[5:]))
+    reports = []
+    for folder in [process_dir] + [os.path.join(process_dir, name) for name in ranks]:
+        try:
+            reports.append(read_json(os.path.join(folder, "report.json")))
+        except (IOError, OSError, ValueError):
+            continue
+    bad = [report for report in reports if report["state"] != "SUCCEEDED"]
+    if bad:
+        return bad[0]
+    if not reports or len(reports) < len(ranks):
+        return None
+    return reports[0]
