@@ -8,7 +8,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -111,18 +111,20 @@ class JobRoot:
                 if conflicts % 8 == 0:
                     self._next = max(self._numbers(), default=0) + 1
 
+    def ids(self) -> list[str]:
+        """The numbers that were given, by size; a folder that is still being made is among them."""
+        return [str(number) for number in sorted(self._numbers())]
+
     def _numbers(self) -> Iterator[int]:
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
             for entry in entries:
                 if entry.name.isdigit():
                     yield int(entry.name)
 
-    def folders(self, without: Container[str] = ()) -> list[JobFolder]:
-        """The folders of all jobs but `without`, by number. Those that have no ``job.json`` are left out."""
+    def folders(self) -> list[JobFolder]:
+        """The folders of all jobs, by number. Those that have no ``job.json`` are left out."""
         found = []
         for number in sorted(self._numbers()):
-            if str(number) in without:
-                continue
             folder = JobFolder(self.path / str(number))
             try:
                 folder.record  # noqa: B018 - reading it is the check

@@ -2,8 +2,8 @@
 
 It holds two things, both of which can be lost without harm: what the platform
 last said of each job (so that many kernels of a user on a host ask once), and
-the summary of jobs that have ended (so that a long list need not open every
-folder). The folders are the truth.
+an index of the jobs with the summaries of those that have ended (so that a long
+list need not open every folder). The folders are the truth.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from clusterkernel.errors import JobRootError
 
 __all__ = ["Ledger", "local_dir"]
 
 SCHEMA: Final = 1
+_TABLES: Final = (
+    "answers (backend TEXT, job TEXT, at REAL, body BLOB, PRIMARY KEY (backend, job))",
+    "asked (backend TEXT PRIMARY KEY, at REAL)",
+    "jobs (job TEXT PRIMARY KEY, attach_key TEXT, ended BLOB)",
+)
 
 
 def local_dir() -> Path:
@@ -94,9 +97,8 @@ class Ledger:
         connection = sqlite3.connect(self._path, timeout=10, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=OFF")
-        connection.execute("CREATE TABLE IF NOT EXISTS answers (backend TEXT, job TEXT, at REAL, body BLOB, PRIMARY KEY (backend, job))")
-        connection.execute("CREATE TABLE IF NOT EXISTS asked (backend TEXT PRIMARY KEY, at REAL)")
-        connection.execute("CREATE TABLE IF NOT EXISTS ended (job TEXT PRIMARY KEY, created REAL, body BLOB)")
+        for table in _TABLES:
+            connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
         return connection
 
     def _run(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
@@ -163,8 +165,9 @@ class Ledger:
         due = not asked or not 0 <= now - asked[0][0] < max_age
         if due:
             with self._turn(backend) as mine:
-                if mine:
-                    self._run("INSERT OR REPLACE INTO asked VALUES (?, ?)", (backend, now))
+                asked = self._run("SELECT at FROM asked WHERE backend = ?", (backend,)) if mine else asked
+                if mine and not (asked and 0 <= time.time() - asked[0][0] < max_age):
+                    self._run("INSERT OR REPLACE INTO asked VALUES (?, ?)", (backend, time.time()))
                     fresh = ask()
                     rows = [(backend, job, time.time(), body) for job, body in fresh.items()]
                     with self._lock:
@@ -176,24 +179,31 @@ class Ledger:
         held = self._run("SELECT job, at, body FROM answers WHERE backend = ?", (backend,))
         return {job: (at, bytes(body)) for job, at, body in held if job in wanted}
 
-    def forget_answers(self, backend: str, jobs: Sequence[str]) -> None:
-        """Drop the answers about jobs that have ended."""
-        for job in jobs:
-            self._run("DELETE FROM answers WHERE backend = ? AND job = ?", (backend, job))
+    # -- the jobs ---------------------------------------------------------------
 
-    # -- jobs that have ended ---------------------------------------------------
+    def known(self) -> dict[str, bytes | None]:
+        """Every job that the cache has, by id: None while it lives, then its summary (empty where nobody made one)."""
+        return {
+            job: bytes(body) if body is not None else None for job, body in self._run("SELECT job, ended FROM jobs")
+        }
 
-    def ended(self) -> dict[str, bytes]:
-        """Summaries of ended jobs by id, as `remember` got them."""
-        return {job: bytes(body) for job, body in self._run("SELECT job, body FROM ended")}
+    def add(self, job: str, attach_key: str) -> None:
+        """Take a job in."""
+        self._run("INSERT OR IGNORE INTO jobs VALUES (?, ?, NULL)", (job, attach_key))
 
-    def remember(self, job: str, created: float, summary: object) -> None:
-        """Keep the summary of a job that has ended."""
-        self._run("INSERT OR REPLACE INTO ended VALUES (?, ?, ?)", (job, created, msgspec.json.encode(summary)))
+    def same(self, attach_key: str) -> list[str]:
+        """The jobs of one attach key, the newest first."""
+        found = self._run("SELECT job FROM jobs WHERE attach_key = ?", (attach_key,))
+        return sorted((job for (job,) in found), key=int, reverse=True)
+
+    def end(self, job: str, summary: bytes = b"") -> None:
+        """Note that a job has ended; what the platform said of it is dropped."""
+        self._run("UPDATE jobs SET ended = ? WHERE job = ?", (summary, job))
+        self._run("DELETE FROM answers WHERE job = ?", (job,))
 
     def forget(self, job: str) -> None:
         """Drop a job whose folder was removed."""
-        self._run("DELETE FROM ended WHERE job = ?", (job,))
+        self._run("DELETE FROM jobs WHERE job = ?", (job,))
 
     def close(self) -> None:
         """Close the connection, where this process opened it."""

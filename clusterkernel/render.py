@@ -10,7 +10,6 @@ from __future__ import annotations
 import html
 import re
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -255,7 +254,9 @@ def _log(view: JobView) -> str:
     bad = view.state.terminal and view.state is not JobState.SUCCEEDED
     last = next((line.strip() for line in reversed(tail) if line.strip()), "")
     # The last line stands in the summary: an update closes what was opened.
-    hint = "" if bad else f': <code style="{_CODE};background:transparent;color:inherit">{html.escape(last[:100])}</code>'
+    hint = (
+        "" if bad else f': <code style="{_CODE};background:transparent;color:inherit">{html.escape(last[:100])}</code>'
+    )
     body = html.escape("\n".join(tail))
     return (
         f'<details{" open" if bad else ""} style="margin-top:6px">'
@@ -353,7 +354,9 @@ def table_text(views: Sequence[JobView], *, now: float | None = None) -> str:
     columns, cells = _grid(views, now)
     rows = [[row[column] for column in columns] for row in [_COLUMNS, *cells]]
     widths = [max(len(row[column]) for row in rows) for column in range(len(columns))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
 
 
 def table_html(views: Sequence[JobView], *, caption: str, now: float | None = None) -> str:
@@ -373,38 +376,54 @@ def table_html(views: Sequence[JobView], *, caption: str, now: float | None = No
     )
 
 
-def _worst_first(view: JobView) -> int:
-    if view.state.terminal:
-        return 2 if view.state is JobState.SUCCEEDED else 0
-    return 1 if view.state in {JobState.RUNNING, JobState.FINISHING, JobState.STARTING} else 3
-
-
-def array_summary(views: Sequence[JobView]) -> str:
-    """How many tasks are where: ``4 tasks: 3 succeeded, 1 running``."""
-    counts = Counter(view.state for view in views)
-    parts = [f"{counts[state]} {_LOOK[state][1].lower()}" for state in JobState if counts[state]]
-    return f"{len(views)} tasks: {', '.join(parts)}"
+def attention(state: JobState) -> int:
+    """In which order tasks are shown: what went wrong first, then what runs."""
+    if state.terminal:
+        return 2 if state is JobState.SUCCEEDED else 0
+    return 1 if state in {JobState.RUNNING, JobState.FINISHING, JobState.STARTING} else 3
 
 
 def array_bundle(
-    array_id: str, views: Sequence[JobView], *, name: str = "", now: float | None = None
+    array_id: str,
+    counts: Mapping[JobState, int],
+    shown: Sequence[JobView],
+    *,
+    name: str = "",
+    now: float | None = None,
 ) -> dict[str, Any]:
-    """The card of an array: how many are where, and the tasks that most need a look."""
-    ended = sum(view.state.terminal for view in views)
-    bad = any(view.state.terminal and view.state is not JobState.SUCCEEDED for view in views)
-    look = _BAD if bad else _GOOD if ended == len(views) else _BRAND
-    shown = sorted(views, key=_worst_first)[:ARRAY_ROWS]
-    rest = f" ({len(views) - len(shown)} more are not shown)" if len(shown) < len(views) else ""
-    summary = array_summary(views)
-    following = [f"%cluster_status {array_id}", f"%cluster_metrics {array_id}"]
-    if ended < len(views):
-        following.append(f"%cluster_cancel {array_id}")
+    """The card of an array.
+
+    Parameters
+    ----------
+    array_id, name : str
+        Which.
+    counts : mapping
+        How many tasks are in each state.
+    shown : sequence of JobView
+        The tasks that most need a look.
+    now : float, optional
+        Unix time, seconds.
+    """
+    total = sum(counts.values())
+    ended = sum(count for state, count in counts.items() if state.terminal)
+    bad = any(state.terminal and state is not JobState.SUCCEEDED for state in counts)
+    look = _BAD if bad else _GOOD if ended == total else _BRAND
+    summary = f"{total} tasks: " + ", ".join(f"{count} {_LOOK[state][1].lower()}" for state, count in counts.items())
+    rest = f"{total - len(shown)} more are not shown" if len(shown) < total else ""
+    commands = [f"%cluster_status {array_id}", f"%cluster_metrics {array_id}"]
+    if ended < total:
+        commands.append(f"%cluster_cancel {array_id}")
     title = f"Array {array_id}" + (f"  {name}" if name else "")
-    text = f"{title}  {summary}\n{table_text(shown, now=now)}{rest and chr(10) + rest.strip()}\n{'   '.join(following)}"
-    head = f"<strong>{html.escape(title)}</strong> &nbsp;{html.escape(summary)}"
-    inner = f'<div style="font-size:1.05em">{head}</div>'
-    if views:
-        inner += f"<div>{_bar(ended, len(views), round(100 * ended / len(views)), look)}</div>"
-    inner += table_html(shown, caption=f"Tasks{rest}", now=now) + f'<div style="margin-top:4px">{_commands(following)}</div>'
-    data = {"id": array_id, "name": name, "tasks": [_data(view) for view in shown]}
-    return {"text/plain": text, "text/html": _frame(look, inner), MIME: data}
+    text = "\n".join(filter(None, [f"{title}  {summary}", table_text(shown, now=now), rest, "   ".join(commands)]))
+    parts = [
+        f'<div style="font-size:1.05em"><strong>{html.escape(title)}</strong> &nbsp;{html.escape(summary)}</div>',
+        f"<div>{_bar(ended, total, round(100 * ended / total), look)}</div>" if total else "",
+        table_html(shown, caption=f"Tasks{rest and f' ({rest})'}", now=now),
+        f'<div style="margin-top:4px">{_commands(commands)}</div>',
+    ]
+    data = {"id": array_id, "name": name, "counts": {state.value: count for state, count in counts.items()}}
+    return {
+        "text/plain": text,
+        "text/html": _frame(look, "".join(parts)),
+        MIME: {**data, "tasks": [_data(view) for view in shown]},
+    }

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from clusterkernel import arrays, fields, jobs, lookup, secretstore, spec
+from clusterkernel import arrays, fields, index, jobs, lookup, secretstore, spec, watcher
 from clusterkernel.backends import registry
 from clusterkernel.errors import UnknownJobError
 from clusterkernel.jobfolder import JobFolder
@@ -152,15 +152,14 @@ def rerun(old: jobs.Job, changes: Mapping[str, Any], wanted: Mapping[str, object
 def find_attachable(attach_key: str, root: JobRoot | None = None) -> jobs.Job | arrays.JobArray | None:
     """The newest job of the same cell, source and spec that lives, or that did well and was never delivered."""
     root = root or _root()
-    for folder in reversed(root.folders()):
-        if folder.record.attach_key != attach_key:
-            continue
-        found = lookup.job(folder.id, root=root)
-        if not found.state.terminal:
-            return found
-        if found.state is JobState.SUCCEEDED and not folder.delivered():
-            return found
+    with contextlib.closing(Ledger(root.path)) as ledger:
+        index.sync(root, ledger)
+        same = ledger.same(attach_key)
+    if not same:
         return None
+    found = lookup.job(same[0], root=root)
+    if not found.state.terminal or (found.state is JobState.SUCCEEDED and not found.folder.delivered()):
+        return found
     return None
 
 
@@ -176,29 +175,19 @@ def summaries(root: JobRoot | None = None, *, settle: float = 1.0) -> list[JobVi
         process did not watch before.
     """
     root = root or _root()
-    ledger = Ledger(root.path)
-    try:
-        known = ledger.ended()
-        views, live = {}, []
-        for folder in root.folders(without=known):
-            found = lookup.job(folder.id, root=root)
-            live.append(found)
-        deadline = time.monotonic() + settle
-        for found in live:
-            if found.state is JobState.SUBMITTING or not found.state.terminal:
-                found.wait(max(0.0, min(0.05, deadline - time.monotonic())))
-            view = found.summary()
-            views[int(found.id)] = view
+    views: dict[int, JobView] = {}
+    with contextlib.closing(Ledger(root.path)) as ledger:
+        known = index.sync(root, ledger)
+        fresh = {job: lookup.job(job, root=root) for job, summary in known.items() if not summary}
+        watcher.watcher(root).settle([job for job in fresh if not fresh[job].state.terminal], settle)
+        for job_id, found in fresh.items():
+            views[int(job_id)] = view = found.summary()
             if found.state.terminal:
-                ledger.remember(found.id, view.created or 0.0, msgspec.structs.replace(view, tail=""))
-        for job_id, body in known.items():
-            if (root.path / job_id).is_dir():
-                views[int(job_id)] = _DECODE.decode(body)
-            else:
-                ledger.forget(job_id)
-        return [views[number] for number in sorted(views)]
-    finally:
-        ledger.close()
+                ledger.end(job_id, msgspec.json.encode(msgspec.structs.replace(view, tail="")))
+        for job_id, summary in known.items():
+            if summary:
+                views[int(job_id)] = _DECODE.decode(summary)
+    return [views[number] for number in sorted(views)]
 
 
 def remove(job_id: str, root: JobRoot | None = None) -> int:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from clusterkernel import index
 from clusterkernel.backends import registry
 from clusterkernel.backends.base import Backend, Observation
 from clusterkernel.errors import BackendError, UnknownJobError
@@ -65,6 +66,11 @@ class Tracking:
         self._live = set(range(record.tasks))
         self._answered = 0.0
         self.news = time.monotonic()
+
+    @property
+    def answered(self) -> bool:
+        """Whether the platform has said something of it to this process."""
+        return self._answered > 0
 
     @property
     def live(self) -> bool:
@@ -183,9 +189,7 @@ class Watcher:
 
     # -- for other threads --------------------------------------------------------
 
-    def track(
-        self, folder: JobFolder, task: int | None = None, listener: Callable[[], None] | None = None
-    ) -> Tracking:
+    def track(self, folder: JobFolder, task: int | None = None, listener: Callable[[], None] | None = None) -> Tracking:
         """Watch a job; what is known of it already is known when this returns.
 
         `listener` is called on the watcher's thread after each change of the
@@ -215,6 +219,16 @@ class Watcher:
     def wake(self) -> None:
         """Something happened (a submission, a cancel): look now."""
         self._wake.set()
+
+    def settle(self, jobs: Iterable[str], timeout: float) -> None:
+        """Wait until the platforms' words on these jobs have come in, at most `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            open_ = [self._tracked[job] for job in jobs if job in self._tracked]
+        with self.hurry():
+            while open_ and time.monotonic() < deadline:
+                open_ = [one for one in open_ if one.live and one.submitted and not one.answered]
+                time.sleep(0.01)
 
     def hurry(self) -> _Hurry:
         """A context in which records are read quickly, since somebody waits."""
@@ -253,6 +267,7 @@ class Watcher:
                 if not tracking.live:
                     with self._lock:
                         self._tracked.pop(tracking.folder.id, None)
+                    self._own_ledger().end(tracking.folder.id)
             spent = time.monotonic() - began
             lively = self._waiters or any(began - tracking.news < _LIVELY for tracking in tracked)
             interval = max(_FAST if lively else _SLOW, spent / _SHARE)
@@ -299,23 +314,24 @@ class Watcher:
     def _ask(self, name: str, jobs: list[str]) -> Future[dict[str, tuple[float, bytes]]]:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(4, thread_name_prefix="clusterkernel-poll")
-        if self._ledger is None:
-            self._ledger = Ledger(self.root.path)
-        ledger, backend = self._ledger, registry.get(name)
+        ledger, backend = self._own_ledger(), registry.get(name)
 
         def ask() -> dict[str, bytes]:
             # About all live jobs of the user: other kernels take this answer too.
-            folders = [folder for folder in self._live_folders(ledger) if folder.record.spec.backend == name]
+            folders = [
+                folder
+                for folder in index.live(self.root, ledger)
+                if folder.record.spec.backend == name and folder.submission() is not None
+            ]
             return {job: msgspec.json.encode(list(seen)) for job, seen in backend.poll(folders).items()}
 
         # Slightly less than the interval, so that one's own rhythm is never too early for oneself.
-        return self._pool.submit(
-            ledger.answers, name, jobs, ask, max_age=backend.capabilities.poll_every * 0.9
-        )
+        return self._pool.submit(ledger.answers, name, jobs, ask, max_age=backend.capabilities.poll_every * 0.9)
 
-    def _live_folders(self, ledger: Ledger) -> list[JobFolder]:
-        ended = ledger.ended()
-        return [folder for folder in self.root.folders(without=ended) if folder.submission() is not None]
+    def _own_ledger(self) -> Ledger:
+        if self._ledger is None:
+            self._ledger = Ledger(self.root.path)
+        return self._ledger
 
     def _orphaned(self, tracking: Tracking) -> bool:
         """A job that was never submitted, whose submitter is no more: found by its key, or ended."""

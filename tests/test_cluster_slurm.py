@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,11 @@ def state(cluster: SlurmCluster, job: str) -> str:
     """The controller's word for a job's state."""
     shown = cluster.run("scontrol", "-o", "show", "job", job)
     return next(word for word in shown.split() if word.startswith("JobState=")).partition("=")[2]
+
+
+def running(cluster: SlurmCluster, job: str) -> bool:
+    """Whether a job runs."""
+    return state(cluster, job) == "RUNNING"
 
 
 def ended(cluster: SlurmCluster, job: str) -> str:
@@ -119,7 +125,7 @@ def test_sacct_is_disabled_without_accounting(slurm_bare: SlurmCluster) -> None:
 def test_two_clusters_side_by_side(slurm_cluster: SlurmCluster, slurm_bare: SlurmCluster) -> None:
     ours, theirs = (sbatch(cluster, "hostname -I; sleep 300", "-w", "cpu1") for cluster in (slurm_cluster, slurm_bare))
     for cluster, job in ((slurm_cluster, ours), (slurm_bare, theirs)):
-        wait_for(lambda c=cluster, j=job: state(c, j) == "RUNNING", f"start of {job}")
+        wait_for(partial(running, cluster, job), f"start of {job}")
         assert {ours, theirs} & set(cluster.run("squeue", "-h", "-o%i").split()) == {job}
     assert slurm_cluster.address("cpu1") != slurm_bare.address("cpu1")
     slurm_cluster.run("scancel", ours)
@@ -285,6 +291,25 @@ def test_without_root_there_is_one_clear_line(
     assert said.err.count("\n") == 1
     assert "needs root" in said.err
     assert not (tmp_path / "c").exists()
+
+
+@slurm
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["a" * 80], "at most 70 characters"),
+        (["with blank"], "without blanks"),
+        (["c", "--strict", "--no-accounting"], "a strict cluster needs accounting"),
+        (["c", "--conf", "MaxArraySize"], "write KEY=VALUE"),
+    ],
+)
+def test_bad_options_get_one_line(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with tempfile.TemporaryDirectory(prefix="ck-bad") as name:
+        assert main(["up", f"{name}/{options[0]}", *options[1:]]) == 1
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+        assert main(["down", f"{name}/{options[0]}"]) == 0
 
 
 def test_down_of_nothing_is_fine(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from clusterkernel.errors import ClusterKernelError
 from clusterkernel.magics.cards import Cards
 from clusterkernel.magics.notebook import kernel_of
 from clusterkernel.magics.pending import Pending, job_of, still_pending
-from clusterkernel.render import format_size
 from clusterkernel.states import JobState
 
 if TYPE_CHECKING:
@@ -111,6 +110,8 @@ class Deliveries:
 
     def _bind(self, delivery: _Delivery) -> tuple[tuple[str, ...], str]:
         """What was bound, and what a person should know."""
+        from clusterkernel.render import format_size
+
         job, namespace = delivery.job, self._shell.user_ns
         if job.state not in _WHOLE:
             return (), ""

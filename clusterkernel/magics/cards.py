@@ -10,19 +10,19 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from clusterkernel import render
 from clusterkernel.errors import ClusterKernelError
 from clusterkernel.magics.notebook import in_kernel
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from clusterkernel.jobs import Job, JobArray
+    from clusterkernel.arrays import JobArray
+    from clusterkernel.jobs import Job
 
-__all__ = ["Cards"]
+__all__ = ["Cards", "publish"]
 
 # At most two updates a second; fewer for a job that runs long: a server keeps
 # what it sends for a browser that is away.
@@ -45,14 +45,23 @@ class _Card:
 
     def bundle(self) -> dict[str, Any]:
         """The card now. Finds out whether the job has ended."""
+        from clusterkernel import render
+
         now = time.time()
-        if hasattr(self.job, "summary"):
-            view = self.job.summary()
-            self.final = view.state.terminal
-            return render.bundle(view, render.Around(now=now, bound=self.bound, note=self.note))
-        views = [job.summary() for job in self.job]
-        self.final = all(view.state.terminal for view in views)
-        return render.array_bundle(self.job.id, views, name=views[0].name if views else "", now=now)
+        if isinstance(self.job, Sequence):
+            return self._array_bundle(self.job, now)
+        view = self.job.summary()
+        self.final = view.state.terminal
+        return render.bundle(view, render.Around(now=now, bound=self.bound, note=self.note))
+
+    def _array_bundle(self, jobs: JobArray, now: float) -> dict[str, Any]:
+        from clusterkernel import render
+
+        # Only the tasks that are shown are read in full: an array may have thousands.
+        order = sorted(jobs, key=lambda job: render.attention(job.state))
+        views = [job.summary(tail=0) for job in order[: render.ARRAY_ROWS]]
+        self.final = jobs.done()
+        return render.array_bundle(jobs.id, jobs.counts(), views, name=jobs.name, now=now)
 
     def due(self) -> float:
         """When it is to be painted again, on the monotonic clock."""
@@ -61,6 +70,14 @@ class _Card:
         if self.final:
             return math.inf  # waits for its names
         return self.painted + min(max(1.0, (self.painted - self.born) / 60), _LONGEST)
+
+
+def publish(bundle: dict[str, Any], *, display_id: str = "", update: bool = False) -> None:
+    """Display a bundle, or replace the display that has this id."""
+    from IPython.display import publish_display_data
+
+    transient = {"display_id": display_id} if display_id else None
+    publish_display_data(bundle, transient=transient, **({"update": True} if update else {}))  # type: ignore[no-untyped-call]
 
 
 class Cards:
@@ -104,15 +121,13 @@ class Cards:
             self._display(job)
 
     def _display(self, job: Job | JobArray) -> None:
-        from IPython.display import publish_display_data
-
         card = _Card(job)
         bundle = card.bundle()
         if not in_kernel(self._shell):
-            publish_display_data(bundle)
+            publish(bundle)
             return
         card.shown = hash(bundle["text/html"])
-        publish_display_data(bundle, transient={"display_id": card.display_id})
+        publish(bundle, display_id=card.display_id)
         if card.final and not self._expects(job.id):
             return
         with self._condition:
@@ -120,7 +135,7 @@ class Cards:
             if not self._stopped and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(target=self._run, name="clusterkernel-cards", daemon=True)
                 self._thread.start()
-        for one in job if hasattr(job, "frame") else [job]:
+        for one in job if isinstance(job, Sequence) else [job]:
             one.add_state_callback(self._changed)
 
     def _changed(self, job: Job) -> None:
@@ -168,8 +183,6 @@ class Cards:
                 self._paint(card)
 
     def _paint(self, card: _Card) -> None:
-        from IPython.display import publish_display_data
-
         card.painted = time.monotonic()
         try:
             bundle = card.bundle()
@@ -179,7 +192,7 @@ class Cards:
             return
         if card.shown != (shown := hash(bundle["text/html"])):
             card.shown = shown
-            publish_display_data(bundle, transient={"display_id": card.display_id}, update=True)
+            publish(bundle, display_id=card.display_id, update=True)
         with self._condition:
             if card.final and not card.dirty and not self._expects(card.job.id):
                 self._live.remove(card)

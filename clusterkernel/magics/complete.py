@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import threading
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clusterkernel.errors import ClusterKernelError
 from clusterkernel.magics import commands
-from clusterkernel.magics.options import Option, Values
+from clusterkernel.magics.values import Values
 from clusterkernel.states import JobState
 
 if TYPE_CHECKING:
     from IPython.core.completer import CompletionContext, SimpleMatcherResult
 
     from clusterkernel.magics.extension import ClusterKernel
+    from clusterkernel.magics.options import Option
 
 __all__ = ["completions", "install", "remove"]
 
@@ -55,6 +57,8 @@ def install(kernel: ClusterKernel) -> Any:
             "completions": [SimpleCompletion(text=word, type="magic option") for word in words],
             "matched_fragment": fragment,
             "suppress": True,
+            "do_not_suppress": set(),
+            "ordered": False,
         }
 
     kernel.shell.Completer.custom_matchers.append(matcher)
@@ -97,14 +101,14 @@ def completions(kernel: ClusterKernel, before: str, full_text: str, live: LiveVa
     if magic in ("ck", "cluster") and percent == "%":
         if not words and not fragment.startswith("-"):
             return _starting([command.name for command in commands.COMMANDS], fragment), fragment
-        name = "train" if words[:1] and words[0].startswith("-") or fragment.startswith("-") and not words else words[0]
+        name = "train" if (words or [fragment])[0].startswith("-") else words[0]
         words = words[1:] if words and words[0] == name else words
     else:
         name = "train" if magic in ("ck", "cluster") else magic.removeprefix("cluster_")
     command = commands.find(name)
     if command is None:
         return [], ""
-    options = commands.parser_of(name)[1]
+    options = commands.details(command).options
     flags = {flag: option for option in options for flag in option.flags if flag.startswith("-")}
     if fragment.startswith("-") and "=" not in fragment:
         given = {flags[word].dest for word in words if word in flags and not flags[word].many}
@@ -150,9 +154,7 @@ def _is_value(words: Sequence[str], at: int, flags: dict[str, Option]) -> bool:
     return option is not None and option.values is not Values.NONE and option.many in ("", "append")
 
 
-def _values(
-    kernel: ClusterKernel, option: Option, words: Sequence[str], full_text: str, live: LiveValues
-) -> list[str]:
+def _values(kernel: ClusterKernel, option: Option, words: Sequence[str], full_text: str, live: LiveValues) -> list[str]:
     # Half a cell is no program, a file may be broken, a platform away: then Tab offers nothing.
     with contextlib.suppress(ClusterKernelError, SyntaxError, OSError):
         match option.values:
@@ -206,7 +208,7 @@ def _cell_names(kernel: ClusterKernel, option: Option, full_text: str) -> list[s
 
 
 def _backend_of(words: Sequence[str]) -> str:
-    given = dict(zip(words, words[1:], strict=False))
+    given = dict(itertools.pairwise(words))
     if "--backend" in given:
         return given["--backend"]
     from clusterkernel import profiles

@@ -38,7 +38,9 @@ class ClusterKernel(Configurable):
         ["refuse", "wait"],
         help="What a cell does that reads a name which a job has yet to deliver. Default: $CLUSTERKERNEL_ON_PENDING.",
     ).tag(config=True)
-    bind_limit_mb = Int(256, help="Names of a job that take more together are not bound by themselves.").tag(config=True)
+    bind_limit_mb = Int(256, help="Names of a job that take more together are not bound by themselves.").tag(
+        config=True
+    )
 
     @default("on_pending")
     def _default_on_pending(self) -> str:
@@ -107,7 +109,7 @@ class ClusterKernel(Configurable):
         magic.__name__ = command.magic
         magic.__doc__ = command.help
         # IPython asks an object for `getdoc` first: parsers and their help are made when somebody asks.
-        magic.getdoc = lambda: commands.parser_of(command.name)[0].format_help()  # type: ignore[attr-defined]
+        magic.getdoc = lambda: commands.parser_of(command).format_help()  # type: ignore[attr-defined]
         return no_var_expand(magic)  # type: ignore[no-any-return]
 
     def _short(self, name: str) -> Callable[..., Any]:

@@ -86,7 +86,8 @@ class Guard:
         """Names that the cell reads, also through the notebook's functions and classes."""
         from clusterkernel.magics.reach import reach  # only where something is pending: loading must be quick
 
-        found = dict.fromkeys(reach(tree, self._shell.user_ns))
+        # A cell that may bind the name itself is let run, and raises where it does not; waiting spares it that.
+        found = dict.fromkeys(reach(tree, self._shell.user_ns, doubtful=self._waits()))
         for text in _shell_lines(tree):
             found.update(dict.fromkeys(_IN_SHELL.findall(text)))
         return list(found)

@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 from IPython.core.error import UsageError
 
 from clusterkernel.errors import BackendError, nearest
+from clusterkernel.magics.cards import publish
+from clusterkernel.magics.commands import Details
+from clusterkernel.magics.options import BACKEND, IDS, ONE, Option
+from clusterkernel.magics.values import Values
 from clusterkernel.magics.waiting import interruptible, stopped
 from clusterkernel.states import JobState
 
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
     from clusterkernel.jobs import Job
     from clusterkernel.magics.extension import ClusterKernel
 
-__all__ = ["accounting", "jobs", "jobs_of", "logs", "metrics", "nodes", "one_job", "queue", "status"]
+__all__ = ["DETAILS", "jobs_of", "one_job", "single", "tasks_of"]
 
 _RECENT: Final = 20
 _LINES: Final = 200
@@ -32,9 +36,9 @@ _RATE: Final = 1 << 17
 
 def one_job(word: str) -> Job | JobArray:
     """The job with this id."""
-    from clusterkernel.jobs import job
+    from clusterkernel.lookup import job
 
-    return job(word.strip(","))
+    return job(word)
 
 
 def jobs_of(words: Sequence[str]) -> list[Job | JobArray]:
@@ -44,9 +48,14 @@ def jobs_of(words: Sequence[str]) -> list[Job | JobArray]:
 
 def single(made: Job | JobArray, flag: str) -> Job:
     """The job, where one task has to be named."""
-    if hasattr(made, "counts"):
+    if isinstance(made, Sequence):
         raise UsageError(f"Job {made.id} is an array of {len(made)}; name one of its tasks: {flag} {made.id}_0")
     return made
+
+
+def tasks_of(made: Sequence[Job | JobArray]) -> list[Job]:
+    """The jobs, with the tasks of each array in its place."""
+    return [job for one in made for job in (one if isinstance(one, Sequence) else [one])]
 
 
 def number(word: str | None, flag: str, default: int) -> int:
@@ -76,8 +85,6 @@ def jobs(kernel: ClusterKernel, args: argparse.Namespace) -> pd.DataFrame:
 
 def status(kernel: ClusterKernel, args: argparse.Namespace) -> None:
     """``%cluster_status``."""
-    from IPython.display import publish_display_data
-
     from clusterkernel import render, submission
 
     if args.IDS:
@@ -90,7 +97,7 @@ def status(kernel: ClusterKernel, args: argparse.Namespace) -> None:
         return
     now = time.time()
     html = render.table_html(views, caption="Jobs that live", now=now)
-    publish_display_data({"text/plain": render.table_text(views, now=now), "text/html": html})
+    publish({"text/plain": render.table_text(views, now=now), "text/html": html})
 
 
 def logs(kernel: ClusterKernel, args: argparse.Namespace) -> None:
@@ -108,7 +115,9 @@ def logs(kernel: ClusterKernel, args: argparse.Namespace) -> None:
     else:
         print(f"Job {job.id} ({job.state}) printed nothing{' to stderr' if args.stderr else ''} so far.")
     if args.lines is None and text.count("\n") + 1 >= _LINES:
-        print(f"These are the last {_LINES} lines; %cluster_logs {job.id} -n 0 prints all. They lie in {job.folder.path}.")
+        print(
+            f"These are the last {_LINES} lines; %cluster_logs {job.id} -n 0 prints all. They lie in {job.folder.path}."
+        )
 
 
 def _follow(job: Job, stream: str, rank: int, lines: int) -> None:
@@ -165,3 +174,31 @@ def nodes(kernel: ClusterKernel, args: argparse.Namespace) -> Any:
 def accounting(kernel: ClusterKernel, args: argparse.Namespace) -> Any:
     """``%cluster_accounting``."""
     return _from_cluster(args, "accounting")
+
+
+DETAILS: Final = {
+    "jobs": Details(
+        ("%cluster_jobs", "%cluster_jobs --all --state FAILED"),
+        (
+            Option(("-a", "--all"), "all", "All jobs there are.", Values.NONE),
+            Option(("--state",), "state", "Only those in this state.", Values.STATE, "RUNNING"),
+        ),
+        jobs,
+    ),
+    "status": Details(("%cluster_status", "%cluster_status 12"), (IDS,), status),
+    "logs": Details(
+        ("%cluster_logs 12", "%cluster_logs 12 -f", "%cluster_logs 12 -n 50 --stderr --rank 1"),
+        (
+            ONE,
+            Option(("-f", "--follow"), "follow", "Go on until the job ends; an interrupt stops it.", Values.NONE),
+            Option(("-n", "--lines"), "lines", "So many lines from the end; 0 for all.", metavar="200"),
+            Option(("--stderr",), "stderr", "Only what went to stderr.", Values.NONE),
+            Option(("--rank",), "rank", "Process whose output is shown.", metavar="0"),
+        ),
+        logs,
+    ),
+    "metrics": Details(("%cluster_metrics 12",), (ONE,), metrics),
+    "queue": Details(("%cluster_queue",), (BACKEND,), queue),
+    "nodes": Details(("%cluster_nodes",), (BACKEND,), nodes),
+    "accounting": Details(("%cluster_accounting",), (BACKEND,), accounting),
+}

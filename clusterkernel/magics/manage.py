@@ -6,23 +6,25 @@ import argparse
 import ast
 import keyword
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from IPython.core.error import UsageError
 
 from clusterkernel import units
 from clusterkernel.errors import ClusterKernelError, nearest
 from clusterkernel.magics import train
-from clusterkernel.magics.look import jobs_of, one_job, single
+from clusterkernel.magics.commands import Details
+from clusterkernel.magics.look import jobs_of, one_job, single, tasks_of
+from clusterkernel.magics.options import BACKEND, IDS, ONE, Option, field_options
+from clusterkernel.magics.values import Values
 from clusterkernel.magics.waiting import wait_for
 from clusterkernel.render import format_size
 
 if TYPE_CHECKING:
-    from clusterkernel.jobs import Job
     from clusterkernel.magics.extension import ClusterKernel
     from clusterkernel.views import JobView
 
-__all__ = ["bind", "cancel", "clean", "doctor", "rerun", "wait"]
+__all__ = ["DETAILS"]
 
 
 def _some(words: list[str], magic: str) -> list[str]:
@@ -36,7 +38,7 @@ def wait(kernel: ClusterKernel, args: argparse.Namespace) -> None:
     made = jobs_of(_some(args.IDS, "wait"))
     for job in made:
         kernel.cards.show(job)
-    flat: list[Job] = [one for job in made for one in (job if hasattr(job, "counts") else [job])]
+    flat = tasks_of(made)
     timeout = units.parse_duration(args.timeout, field="--timeout") if args.timeout else None
     if not wait_for(flat, timeout=timeout):
         live = ", ".join(f"{job.id} ({job.state})" for job in flat if not job.done())
@@ -81,7 +83,7 @@ def rerun(kernel: ClusterKernel, args: argparse.Namespace) -> Any:
     from clusterkernel import submission
 
     old = one_job(args.ID)
-    first: Job = old[0] if hasattr(old, "counts") else old
+    first = tasks_of([old])[0]
     as_name = train.names_of([args.as_name], "--as")[0] if args.as_name else ""
     wanted = {name: value for name, value in vars(args).items() if value is not None and name in train.known_fields()}
     made = submission.rerun(first, _changes(args.set or []), wanted)
@@ -122,7 +124,7 @@ def doctor(kernel: ClusterKernel, args: argparse.Namespace) -> None:
 def clean(kernel: ClusterKernel, args: argparse.Namespace) -> None:
     """``%cluster_clean``."""
     from clusterkernel import submission
-    from clusterkernel.jobfolder import JobRoot
+    from clusterkernel.jobroot import JobRoot
 
     views = submission.summaries()
     if args.IDS:
@@ -156,3 +158,45 @@ def _listing(views: list[JobView], sizes: dict[str, int]) -> list[str]:
     ]
     rest = largest[30:]
     return shown + ([f"and {len(rest)} smaller ones"] if rest else [])
+
+
+DETAILS: Final = {
+    "wait": Details(
+        ("%cluster_wait 12", "%cluster_wait 12 13 --timeout 10m"),
+        (IDS, Option(("--timeout",), "timeout", "Longest wait.", metavar="10m")),
+        wait,
+    ),
+    "bind": Details(
+        ("%cluster_bind 12", "%cluster_bind 12 model history"),
+        (ONE, Option(("NAMES",), "NAMES", "Names that it saved.", Values.JOB_NAMES, "NAME", "words")),
+        bind,
+    ),
+    "cancel": Details(("%cluster_cancel 12", "%cluster_cancel 12_3 13"), (IDS,), cancel),
+    "rerun": Details(
+        ("%cluster_rerun 12", "%cluster_rerun 12 --set lr=1e-4 --time 8h"),
+        (
+            ONE,
+            Option(
+                ("--set",),
+                "set",
+                "A captured name, keyword argument or axolotl key, changed. May be repeated.",
+                metavar="NAME=VALUE",
+                many="append",
+            ),
+            Option(("--as",), "as_name", "Name under which the new Job is bound here.", Values.NAMES, "NAME"),
+            Option(("--wait",), "wait", "Wait for the end.", Values.NONE),
+            *field_options(),
+        ),
+        rerun,
+    ),
+    "doctor": Details(("%cluster_doctor", "%cluster_doctor --backend slurm"), (BACKEND,), doctor),
+    "clean": Details(
+        ("%cluster_clean", "%cluster_clean --older 30d --yes", "%cluster_clean 12 13 --yes"),
+        (
+            IDS,
+            Option(("--older",), "older", "Only jobs that ended longer ago.", metavar="30d"),
+            Option(("--yes",), "yes", "Delete them.", Values.NONE),
+        ),
+        clean,
+    ),
+}

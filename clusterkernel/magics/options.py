@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import enum
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -12,24 +11,9 @@ from IPython.core.magic_arguments import MagicArgumentParser
 
 from clusterkernel.errors import nearest
 from clusterkernel.fields import FIELDS, Field
+from clusterkernel.magics.values import Values
 
-__all__ = ["Option", "Values", "field_options", "make_parser", "parse"]
-
-
-class Values(enum.Enum):
-    """What a value is, so that it can be completed."""
-
-    NONE = enum.auto()
-    TEXT = enum.auto()
-    FIELD = enum.auto()
-    NAMES = enum.auto()
-    PROFILE = enum.auto()
-    BACKEND = enum.auto()
-    STATE = enum.auto()
-    JOBS = enum.auto()
-    JOB_NAMES = enum.auto()
-    COMMAND = enum.auto()
-    FILE = enum.auto()
+__all__ = ["BACKEND", "IDS", "ONE", "Option", "Values", "field_options", "make_parser", "parse"]
 
 
 class Option(NamedTuple):
@@ -67,6 +51,10 @@ class Option(NamedTuple):
     group: str = ""
     choices: tuple[str, ...] = ()
 
+
+ONE: Final = Option(("ID",), "ID", "A job: 12, or 12_3 for task 3 of an array.", Values.JOBS, "ID")
+IDS: Final = Option(("IDS",), "IDS", "Jobs: 12 13.", Values.JOBS, "ID", "words")
+BACKEND: Final = Option(("--backend",), "backend", "Only this backend.", Values.BACKEND, "slurm")
 
 _HEADINGS: Final = {
     "": "the run",
@@ -173,8 +161,10 @@ def make_parser(
     """
     shown = "\n\n".join("    " + example.replace("\n", "\n    ") for example in examples)
     options = list(options)
-    usage = f"%{'%' * cell}{name} " + " ".join(_usage(option) for option in options if not option.flags[0].startswith("-"))
-    parser = _Parser(
+    usage = f"%{'%' * cell}{name} " + " ".join(
+        _usage(option) for option in options if not option.flags[0].startswith("-")
+    )
+    parser = _Parser(  # type: ignore[no-untyped-call]
         prog=name,
         usage=(usage.rstrip() + " [options]").replace("%", "%%"),
         description=f"{description}\n\nExamples:\n\n{shown}\n",

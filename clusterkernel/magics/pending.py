@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Pending", "job_of", "pending_names", "still_pending"]
 
-# Python looks these up on the type, past `__getattr__`; NumPy asks for `__array__` before it wraps what it does not know.
+# Python looks these up on the type, past `__getattr__`; NumPy asks for `__array__` before it wraps an object.
 _USES: Final = """
     call iter next len bool contains getitem setitem delitem int float complex index str bytes format fspath
     lt le gt ge eq ne neg pos abs invert round trunc floor ceil enter exit aenter aexit aiter anext await

@@ -9,54 +9,54 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+from clusterkernel.errors import PayloadError
 from clusterkernel.payload import names as cell_names
 
 __all__ = ["assigned", "reach", "read"]
 
 
 def read(source: str) -> list[str]:
-    """Names that the cell reads before it sets them."""
-    return sorted(cell_names.analyse(source).reads)
+    """Names whose value from outside the cell may see; none where it is no program."""
+    try:
+        return list(cell_names.analyse(source).read_lines)
+    except PayloadError:
+        return []
 
 
 def assigned(source: str) -> list[str]:
-    """Names that the cell sets at its top level."""
-    return sorted(cell_names.analyse(source).assigned)
+    """Names that the cell binds at its top level; none where it is no program."""
+    try:
+        return [one.name for one in cell_names.analyse(source).assigns]
+    except PayloadError:
+        return []
 
 
-def reach(tree: ast.AST, namespace: Mapping[str, Any]) -> Iterator[str]:
+def reach(tree: ast.AST, namespace: Mapping[str, Any], *, doubtful: bool) -> Iterator[str]:
     """The names that a cell reads, then those that the functions and classes among them read.
 
     Parameters
     ----------
     tree : ast.AST
-        The parsed cell. A function that it only defines reads nothing yet.
+        The parsed cell.
     namespace : mapping
         The notebook's names.
+    doubtful : bool
+        Whether to count names that the cell may well bind itself before it reads them.
     """
-    todo = read(ast.unparse(_without_idle_functions(tree)))
+    try:
+        found = cell_names.analyse(ast.unparse(tree))
+    except PayloadError:
+        return  # Python says what is wrong with it
+    todo = [name for name in found.read_lines if doubtful or name not in found.doubtful]
     seen = set(todo)
     while todo:
-        name = todo.pop()
+        name = todo.pop(0)
         yield name
         if name in namespace:
             for other in _globals_of(namespace[name], namespace):
                 if other not in seen:
                     seen.add(other)
                     todo.append(other)
-
-
-def _without_idle_functions(tree: ast.AST) -> ast.AST:
-    """The cell without the functions that it defines and does not name again."""
-    if not isinstance(tree, ast.Module):
-        return tree
-    named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    body = [
-        node
-        for node in tree.body
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.decorator_list or node.name in named
-    ]
-    return ast.Module(body=body or [ast.Pass()], type_ignores=[])
 
 
 def _globals_of(value: object, namespace: Mapping[str, Any]) -> Iterator[str]:
@@ -89,12 +89,11 @@ def _functions(value: object) -> Iterator[FunctionType]:
         if base.__module__ != "__main__":
             continue
         for member in vars(base).values():
-            if isinstance(member, staticmethod | classmethod):
-                member = member.__func__
-            if isinstance(member, property):
-                yield from (part for part in (member.fget, member.fset) if isinstance(part, FunctionType))
-            elif isinstance(member, FunctionType):
-                yield member
+            parts = (member.fget, member.fset) if isinstance(member, property) else (member,)
+            for part in parts:
+                function = part.__func__ if isinstance(part, staticmethod | classmethod) else part
+                if isinstance(function, FunctionType):
+                    yield function
 
 
 def _loaded(code: CodeType) -> Iterator[str]:

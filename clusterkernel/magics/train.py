@@ -17,26 +17,27 @@ from IPython.core.error import UsageError
 
 from clusterkernel import spec
 from clusterkernel.errors import SubmissionError
-from clusterkernel.magics.line import split
+from clusterkernel.magics.commands import Details
+from clusterkernel.magics.look import tasks_of
 from clusterkernel.magics.notebook import interactive, notebook_path
-from clusterkernel.magics.options import Option, Values, field_options
+from clusterkernel.magics.options import Option, field_options
+from clusterkernel.magics.values import Values
 from clusterkernel.magics.waiting import WaitStopped, interruptible, stopped, wait_for
 from clusterkernel.states import JobState
 
 if TYPE_CHECKING:
+    from clusterkernel.arrays import JobArray
     from clusterkernel.jobs import Job
     from clusterkernel.magics.extension import ClusterKernel
     from clusterkernel.payload import Artefact
     from clusterkernel.spec import JobSpec
 
 __all__ = [
-    "DESCRIPTION",
-    "EXAMPLES",
+    "DETAILS",
     "finish",
     "follow_up",
     "known_fields",
     "names_of",
-    "options",
     "spec_of",
     "train",
 ]
@@ -44,16 +45,12 @@ __all__ = [
 # How long to look for a platform that says no at once.
 _REFUSAL: Final = 2.0
 
-DESCRIPTION: Final = (
-    "Ship this cell to a cluster. The names that it reads travel with it, the kernel goes on at once, "
-    "and the names behind -o are bound here when the job has ended."
-)
-EXAMPLES: Final = (
+_EXAMPLES: Final = (
     "%%cluster_train -o total\ntotal = sum(range(1_000_000))",
     "%%cluster_train --backend slurm --gpus-per-node h100:8 --time 4h -o model\nmodel = train(data)",
     "%%cluster_train --profile h100 --nodes 2 --launcher torchrun --as run\nmain()",
 )
-# The first runs everywhere; the others are what people come for. All three run as they are on this machine.
+# All three run as they are, on any machine.
 _RUNNABLE: Final = """\
 Put one of these over a cell:
 
@@ -74,31 +71,41 @@ print("ships nothing: shows what would be sent")
 %%cluster_train? lists all options."""
 
 
-def options() -> tuple[Option, ...]:
+def _options() -> tuple[Option, ...]:
     """The magic's flags: those of the spec and its own."""
     cell = "the cell"
     own = (
         Option(
-            ("-i", "--in"), "inputs", "Names whose values travel; by itself all that the cell reads.",
-            Values.NAMES, "NAMES", "words", cell,
+            ("-i", "--in"),
+            "inputs",
+            "Names whose values travel; by itself all that the cell reads.",
+            Values.NAMES,
+            "NAMES",
+            "words",
+            cell,
         ),
         Option(("-o", "--out"), "out", "Names that are bound here afterwards.", Values.NAMES, "NAMES", "words", cell),
         Option(("--as",), "as_name", "Name under which the Job is bound here.", Values.NAMES, "NAME", group=cell),
         Option(("--axolotl",), "axolotl", "The cell is an axolotl configuration (YAML).", Values.NONE, group=cell),
-        Option(("--wait",), "wait", "Wait for the end; an interrupt stops the wait, not the job.", Values.NONE, group=cell),
+        Option(
+            ("--wait",), "wait", "Wait for the end; an interrupt stops the wait, not the job.", Values.NONE, group=cell
+        ),
         Option(
             ("--again",), "again", "Send it anew, even where a job of the same cell lives.", Values.NONE, group=cell
         ),
         Option(
-            ("--dry-run",), "dry_run", "Show what would be sent, with all names and sizes, and send nothing.",
-            Values.NONE, group=cell,
+            ("--dry-run",),
+            "dry_run",
+            "Show what would be sent, with all names and sizes, and send nothing.",
+            Values.NONE,
+            group=cell,
         ),
         Option(("--profile",), "profile", "Saved profile to start from.", Values.PROFILE, "h100", group="the run"),
     )
     return own + field_options()
 
 
-def train(kernel: ClusterKernel, args: argparse.Namespace, cell: str | None) -> Job | None:
+def train(kernel: ClusterKernel, args: argparse.Namespace, cell: str | None) -> Job | JobArray | None:
     """Send the cell, or attach to the job that runs it already."""
     if cell is None or not cell.strip():
         print(_RUNNABLE)
@@ -112,32 +119,34 @@ def train(kernel: ClusterKernel, args: argparse.Namespace, cell: str | None) -> 
         print(_dry_run(wanted, artefact))
         return None
     key = _attach_key(kernel, cell, wanted, inputs, out)
-    job = None if args.again else _attached(kernel, key, artefact)
-    if job is None:
+    made = None if args.again else _attached(kernel, key, artefact)
+    if made is None:
         from clusterkernel import submission
 
-        job = submission.submit(wanted, artefact, attach_key=key, notebook=notebook_path(kernel.shell))
-    return follow_up(kernel, job, as_name=as_name, wait=args.wait)
+        made = submission.submit(wanted, artefact, attach_key=key, notebook=notebook_path(kernel.shell))
+    return follow_up(kernel, made, as_name=as_name, wait=args.wait)
 
 
-def follow_up(kernel: ClusterKernel, job: Job, *, as_name: str = "", wait: bool = False) -> Job:
+def follow_up(kernel: ClusterKernel, made: Job | JobArray, *, as_name: str = "", wait: bool = False) -> Job | JobArray:
     """What comes after a submission: its names, its card, and an immediate no."""
+    jobs = tasks_of([made])
     interrupted = None
     try:
-        settle(job)
+        settle(jobs[0])
     except WaitStopped as error:
         interrupted = error  # the job is there all the same
-    kernel.deliveries.expect(job, job.record.payload.bind)
+    if len(jobs) == 1:
+        kernel.deliveries.expect(jobs[0], made.record.payload.bind)
     if as_name:
-        kernel.shell.user_ns[as_name] = job
-    if job.done():
+        kernel.shell.user_ns[as_name] = made
+    if made.done():
         kernel.deliveries.collect()
-    kernel.cards.show(job)
+    kernel.cards.show(made)
     if interrupted is not None:
         raise interrupted
     if wait:
-        finish(kernel, [job])
-    return job
+        finish(kernel, jobs)
+    return made
 
 
 def finish(kernel: ClusterKernel, jobs: Sequence[Job], timeout: float | None = None) -> None:
@@ -150,6 +159,7 @@ def finish(kernel: ClusterKernel, jobs: Sequence[Job], timeout: float | None = N
 
 
 def names_of(words: Sequence[str], flag: str) -> tuple[str, ...]:
+    """The names in a flag's words, without repetition."""
     names = [name for word in words for name in word.replace(",", " ").split()]
     for name in names:
         if not name.isidentifier() or keyword.iskeyword(name):
@@ -210,7 +220,7 @@ def _attach_key(
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def _attached(kernel: ClusterKernel, key: str, artefact: Artefact) -> Job | None:
+def _attached(kernel: ClusterKernel, key: str, artefact: Artefact) -> Job | JobArray | None:
     """The job that this cell attaches to."""
     from clusterkernel import submission
 
@@ -230,7 +240,7 @@ def _attached(kernel: ClusterKernel, key: str, artefact: Artefact) -> Job | None
         print(f"It was sent with other values of: {', '.join(other)}.")
     if unsure:
         print(f"Whether these are the same values cannot be told: {', '.join(unsure)}.")
-    return job  # type: ignore[return-value]
+    return job
 
 
 def settle(job: Job) -> None:
@@ -271,7 +281,9 @@ def _dry_run(wanted: JobSpec, artefact: Artefact) -> str:
         lines.append(f"Travels:  {format_size(sum(item.size for item in artefact.captured))} in all")
         width = max(len(item.name) for item in artefact.captured)
         for item in sorted(artefact.captured, key=lambda item: -item.size):
-            lines.append(f"          {item.name:<{width}}  {format_size(item.size):>8}  {item.kind}  {item.why}".rstrip())
+            lines.append(
+                f"          {item.name:<{width}}  {format_size(item.size):>8}  {item.kind}  {item.why}".rstrip()
+            )
     else:
         lines.append("Travels:  no names of this notebook")
     saved = [name for name in artefact.outputs if name not in artefact.bind]
@@ -280,3 +292,6 @@ def _dry_run(wanted: JobSpec, artefact: Artefact) -> str:
         lines.append(f"Saved:    {', '.join(saved)}")
     lines += [f"Note:     {note}" for note in made.notes]
     return "\n".join([*lines, "", made.text.rstrip()])
+
+
+DETAILS: Final = {"train": Details(_EXAMPLES, _options(), train)}

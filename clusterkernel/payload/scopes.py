@@ -21,7 +21,14 @@ __all__ = ["SHELL", "FunctionNode", "Kind", "ModuleUse", "bindings", "bound_by_i
 SHELL: Final = "__clusterkernel_shell__"
 
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_BINDS_AT_ONCE: Final = (
+    ast.Assign,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Import,
+    ast.ImportFrom,
+)
 
 
 class Kind(enum.Enum):
@@ -227,10 +234,7 @@ class _Scan(ast.NodeVisitor):
             with self._inside(_Scope("class", bound, declared, {"__module__", "__qualname__"})) as scope:
                 for statement in node.body:
                     self.visit(statement)
-                    if isinstance(
-                        statement,
-                        ast.Assign | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom,
-                    ):
+                    if isinstance(statement, _BINDS_AT_ONCE):
                         scope.sure |= bindings([statement], self.private)[0] - declared
             self.private = private
         self.store(node.name, Kind.CLASS, node.lineno)

@@ -49,7 +49,7 @@ _NOT_RESULT = frozenset("scale type weight weights coef fn function name factor 
 _VAGUE = frozenset("error err score map return runtime precision entropy top1 top5".split())
 _WORD = re.compile(r"[A-Za-z]+\d?")
 _STEP_KEYS = ("step", "global_step", "current_steps", "iteration", "iter")
-_IGNORED = ("v_num",)
+_IGNORED = ("rank", "v_num")
 
 
 class Bar(object):
@@ -169,7 +169,8 @@ def read_dict(text):
         pairs = []
         lost = _LOST.search(text, max(0, start - 128), start + len(match.group(0)) - len(match.group(0).lstrip()))
         if lost is not None:
-            pairs.append((lost.group(1), lost.group(3), bool(lost.group(2))))
+            name = "loss" if lost.group(1) == "oss" else lost.group(1)
+            pairs.append((name, lost.group(3), bool(lost.group(2))))
             start = lost.start()
         while match is not None:
             number = match.group("number") or match.group("wrapped")
@@ -344,7 +345,7 @@ def read_plain(text, keras_epoch=None):
         certain = certain or known
         left.append(rest[position : match.start()])
         position = match.end()
-        if name not in _IGNORED:
+        if name.lower() not in _IGNORED:
             values[re.sub(r"[ -]", "_", name.lower())] = float(number)
     left = " ".join(left + [rest[position:]])
     if not certain or _CODE.search(left) or len(_PROSE.findall(_NOISE.sub(" ", left))) > _PROSE_LIMIT:

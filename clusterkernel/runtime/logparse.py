@@ -16,6 +16,7 @@ __all__ = ["LogParser"]
 
 # A line (or what stands between two carriage returns) that is longer is no metric.
 _LONGEST = 1 << 15
+_LONGEST_PRINT = 2000
 _SLICE = 1 << 16
 # How much of what came before a bar tells how it was drawn.
 _CONTEXT = 32
@@ -24,6 +25,11 @@ _WORDS = (b"loss", b"epoch", b"step", b"it/s", b"s/it", b"iter", b"acc", b"check
 # Longest time between two records of a bar that shows its metrics, or of a print that overwrites itself.
 _SHOWN_EVERY = 0.5
 _PROGRESS_EVERY = 1.0
+# A print or setting worth a closer look.
+_PLACED = (
+    rb"(?:step|epoch|iter(?:ation)?)\s{0,4}[:=#]?\s{0,4}[\[(]?\s{0,6}\d|^\W{0,16}\[\s{0,6}\d"
+    rb"|_steps['\"]?\s?[:=]|steps (?:set at|=)|global step|checkpoint-|^\s{0,4}\x1b?.{0,8}\d+/\d"
+)
 _EVALUATES = r"(?i)\b(?:val|valid\w*|eval\w*|test\w*|sanity|predict\w*|infer\w*)\b"
 _EPOCH_BAR = r"(?i)\bepoch\s?[:=#]?\s?[\[(]?(\d{1,9})\b"
 
@@ -67,7 +73,8 @@ class LogParser(object):
         self._reader = None  # loglines, once a line of interest has come
         self._steps = None
         self._epochs = None
-        self._progress = None  # (time, done, total) of the last one given out
+        self._advanced = None  # (time, done, total, what) of the last progress given out
+        self._progress = None  # the same of the newest, where it was not
         self._shown = None  # (time, epoch, step, values) of the last one given out
         self._held = None  # the same of one that came less than _SHOWN_EVERY after it
         self._held_from = None
@@ -80,6 +87,8 @@ class LogParser(object):
             times.append(self._steps.due)
         if self._held is not None:
             times.append(self._shown[0] + _SHOWN_EVERY)
+        if self._progress is not None:
+            times.append(self._advanced[0] + _PROGRESS_EVERY)
         return min(times) if times else None
 
     def feed(self, data, stream, now):
@@ -110,8 +119,10 @@ class LogParser(object):
         """Records that have waited long enough; call it at `due`, or each second."""
         if self._reader is not None:
             self._steps.settle(now)
-            if self._held is not None and now >= self._shown[0] + _SHOWN_EVERY:
+            if self._held is not None and abs(now - self._shown[0]) >= _SHOWN_EVERY:
                 self._release()
+            if self._progress is not None and abs(now - self._advanced[0]) >= _PROGRESS_EVERY:
+                self._give_progress()
         records, self._records = self._records, []
         return records
 
@@ -124,6 +135,7 @@ class LogParser(object):
         if self._reader is not None:
             self._steps.settle(now, final=True)
             self._release()
+            self._give_progress()
         records, self._records = self._records, []
         return records
 
@@ -198,6 +210,7 @@ class LogParser(object):
         self._epochs = logsteps.EpochSteps()
         self._candidate = re.compile(b"|".join(re.escape(word) for word in _WORDS))
         self._bar_end = re.compile(loglines.BAR_END)
+        self._placed = re.compile(_PLACED)
         self._evaluates = re.compile(_EVALUATES)
         self._epoch_bar = re.compile(_EPOCH_BAR)
 
@@ -209,7 +222,9 @@ class LogParser(object):
         `context` is what came before it, `whole` whether a line feed ends it.
         """
         reader = self._reader
-        text = reader.clean(data.decode("utf-8", "replace"))
+        text = data.decode("utf-8", "replace")
+        if not text.isprintable():
+            text = reader.clean(text)
         items = [(bar.start, bar) for bar in reader.find_bars(text)] if "%" in text else []
         if ":" in text and ("'" in text or '"' in text):
             items += [(logged.start, logged) for logged in reader.read_dict(text)]
@@ -222,7 +237,10 @@ class LogParser(object):
                 self._steps.add(item, state.name, now)
         if items:
             text = text[max(item.end for _, item in items) :]
-        if not text or text.isspace():
+        lowered = data.lower()
+        if len(text) > _LONGEST_PRINT or not text or text.isspace():
+            return
+        if not (self._placed.search(lowered) or (state.keras_epoch is not None and whole)):
             return
         hint = reader.read_hint(text)
         if hint is not None:
@@ -262,15 +280,21 @@ class LogParser(object):
             self._advance(now, bar.n, bar.total, None)
 
     def _advance(self, now, done, total, what):
-        last = self._progress
-        if last is not None and last[1:] == (done, total):
-            return
-        if last is not None and done != total and last[2] == total and 0 <= now - last[0] < _PROGRESS_EVERY:
-            return
-        self._progress = (now, done, total)
-        self._records.append(
-            {"t": now, "source": "progress", "rank": self._rank, "done": done, "total": total, "what": what}
-        )
+        """Log how far the training is, at most once in `_PROGRESS_EVERY`."""
+        self._progress = (now, done, total, what)
+        last = self._advanced
+        if last is None or done == total or last[2] != total or not 0 <= now - last[0] < _PROGRESS_EVERY:
+            self._give_progress()
+
+    def _give_progress(self):
+        newest, last = self._progress, self._advanced
+        self._progress = None
+        if newest is not None and (last is None or last[1:] != newest[1:]):
+            self._advanced = newest
+            t, done, total, what = newest
+            self._records.append(
+                {"t": t, "source": "progress", "rank": self._rank, "done": done, "total": total, "what": what}
+            )
 
     def _parsed(self, t, step, epoch, values):
         self._records.append(

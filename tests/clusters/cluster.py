@@ -66,9 +66,11 @@ class State:
     @classmethod
     def read(cls, path: Path) -> State:
         """Read the file again."""
-        known = json.loads(path.read_text())
+        known: dict[str, Any] = json.loads(path.read_text())
         options: dict[str, Any] = known.pop("options")
-        return cls(Options(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}), **known)
+        for name in ("shared", "overrides"):
+            options[name] = tuple(options[name])
+        return cls(Options(**options), **known)
 
     def write(self, path: Path) -> None:
         """Write the file; it is whole at every moment."""
@@ -97,6 +99,7 @@ class SlurmCluster:
                 raise ClusterError(f"{self.folder} holds a cluster with other options; give another folder")
         else:
             self._state = State(options or Options())
+        conf.override("", self.options.overrides)  # before anything is made: are they KEY=VALUE?
         if self.options.strict and not self.options.accounting:
             raise ClusterError("a strict cluster needs accounting: its accounts lie in the database")
 

@@ -93,9 +93,9 @@ def _shared_cluster(kind: str, factory: pytest.TempPathFactory) -> SlurmCluster:
     folder = _folder(kind)
     wanted = replace(_KINDS[kind], shared=(_temporary(factory),))
     ready = folder / "ready"
+    if os.geteuid() != 0:
+        pytest.fail("slurm: the test Slurm needs root: run the tests as root or with sudo", pytrace=False)
     try:
-        if os.geteuid() != 0:
-            raise ClusterError("the test Slurm needs root: run the tests as root or with sudo")
         with _locked(folder):
             # Only the first of the workers starts it: a second `up` would mend what a test is breaking on purpose.
             if not ready.exists():
@@ -104,7 +104,9 @@ def _shared_cluster(kind: str, factory: pytest.TempPathFactory) -> SlurmCluster:
                 ready.touch()
         return SlurmCluster(folder)
     except ClusterError as error:
-        pytest.fail(f"slurm: {error}", pytrace=False)
+        problem = str(error)
+    # outside the handler, so that pytest shows one line and no chain
+    pytest.fail(f"slurm: {problem}", pytrace=False)
 
 
 @pytest.fixture(scope="session")

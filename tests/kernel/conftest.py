@@ -152,9 +152,7 @@ class Kernel:
 
 
 @pytest.fixture(params=["ipykernel7", "ipykernel6"])
-def new_kernel(
-    request: pytest.FixtureRequest, own_folders: Path, tmp_path: Path
-) -> Iterator[Callable[..., Kernel]]:
+def new_kernel(request: pytest.FixtureRequest, own_folders: Path, tmp_path: Path) -> Iterator[Callable[..., Kernel]]:
     """Starts kernels in one folder with one job root; the extension is loaded in each."""
     path = [str(REPOSITORY)]
     if request.param == "ipykernel6":

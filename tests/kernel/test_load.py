@@ -15,7 +15,9 @@ def test_loading_prints_one_line_and_registers_all(kernel: Kernel) -> None:
 
 
 def test_loading_imports_nothing_heavy(kernel: Kernel) -> None:
-    heavy = kernel.value("[m for m in ('pandas', 'submitit', 'ipywidgets', 'modal', 'numpy') if m in __import__('sys').modules]")
+    heavy = kernel.value(
+        "[m for m in ('pandas', 'submitit', 'ipywidgets', 'modal', 'numpy') if m in __import__('sys').modules]"
+    )
     assert heavy == []
 
 

@@ -145,6 +145,9 @@ class Poller:
                 seen = self._see(part, task, silent)
                 if seen is not None and (task not in told or _outdoes(part, seen, told[task])):
                     told[task] = seen
+        for folder in folders:
+            if folder.id in answers and answers[folder.id]:
+                _add_unsent(folder, answers[folder.id])
         return {job: list(told.values()) for job, told in answers.items() if told}
 
     # -- questions ----------------------------------------------------------------
@@ -311,6 +314,20 @@ def _with_shell(verdict: Verdict, part: _Part, task: int, attempt: int) -> Verdi
     # Still FAILED: what the supervisor wrote may not be visible here yet.
     said = layout.last_line(layout.batch_log(part.folder, platform_id))
     return msgspec.structs.replace(verdict, reason=f"{verdict.reason.rstrip('.')}: {said}") if said else verdict
+
+
+def _add_unsent(folder: JobFolder, told: dict[int, Observation]) -> None:
+    """Tasks of an array that was sent in part only."""
+    submission = folder.submission()
+    held = (
+        {task for _, first, count in submission.platform_ids for task in range(first, first + count)}
+        if submission
+        else ()
+    )
+    for task in range(folder.record.tasks):
+        if task not in held:
+            why = "Not sent yet: a limit of submitted jobs was reached."
+            told[task] = Observation(task=task, state=JobState.QUEUED, reason=why)
 
 
 def _outdoes(part: _Part, seen: Observation, other: Observation) -> bool:

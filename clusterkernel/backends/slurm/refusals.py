@@ -1,0 +1,99 @@
+"""Why sbatch would not take a job, in one line with the mend."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import Final
+
+from clusterkernel.backends.slurm.commands import Transport
+from clusterkernel.errors import BackendUnavailable, SubmissionError, nearest
+from clusterkernel.spec import JobSpec
+
+__all__ = ["LIMIT", "partitions", "refusal"]
+
+# A limit of how many jobs one may have submitted: what was sent stays sent.
+LIMIT: Final = re.compile(
+    r"MaxSubmitJob|violates accounting/QOS policy|Job limit|MaxJobCount|queue full|too many jobs", re.IGNORECASE
+)
+_NOISE: Final = re.compile(
+    r"^sbatch: (error: |fatal: )?(Batch job submission failed: |Unable to allocate resources: )?"
+)
+
+
+def partitions(transport: Transport) -> list[str]:
+    """The names of the cluster's partitions; empty where it does not answer."""
+    try:
+        answer = transport.query("sinfo", "-h", "-o", "%R")
+    except BackendUnavailable:
+        return []
+    return sorted(set(answer.out.split())) if answer.ok else []
+
+
+def _associations(transport: Transport, column: str) -> list[str]:
+    uid = str(os.geteuid())
+    try:
+        user = transport.query("id", "-un", uid).out.strip() or uid
+        argv = ("sacctmgr", "-n", "-P", "show", "assoc", f"user={user}", f"format={column}")
+        answer = transport.query(*argv)
+    except BackendUnavailable:
+        return []
+    return sorted({word for line in answer.out.splitlines() for word in line.split(",") if word}) if answer.ok else []
+
+
+def _partition(spec: JobSpec, transport: Transport) -> str:
+    known = partitions(transport)
+    return nearest(spec.schedule.partition or "", known) if known else "%cluster_nodes lists the partitions."
+
+
+def _account(spec: JobSpec, transport: Transport) -> str:
+    known = _associations(transport, "account")
+    return f"Your accounts: {', '.join(known)}. Set --account." if known else "Set --account to one of yours."
+
+
+def _qos(spec: JobSpec, transport: Transport) -> str:
+    known = _associations(transport, "qos")
+    return f"Your QOS: {', '.join(known)}." if known else "Set --qos to one that you may use."
+
+
+def _say(text: str) -> Callable[[JobSpec, Transport], str]:
+    return lambda spec, transport: text
+
+
+_MENDS: Final[tuple[tuple[re.Pattern[str], Callable[[JobSpec, Transport], str]], ...]] = tuple(
+    (re.compile(pattern, re.IGNORECASE), mend)
+    for pattern, mend in (
+        (r"invalid partition|partition name", _partition),
+        (r"invalid account", _account),
+        (r"invalid qos", _qos),
+        (LIMIT.pattern, _say("Wait for jobs of yours to end, or cancel some: %cluster_jobs lists them.")),
+        (
+            r"memory specification|--mem|mem-per",
+            _say('Change --memory; some sites take only --sbatch "--mem-per-cpu=4G".'),
+        ),
+        (r"time limit", _say("Set --time to at most the partition's limit: sinfo -o '%R %l' shows it.")),
+        (
+            r"node count|more nodes|node configuration",
+            _say("Ask for fewer nodes, CPUs, GPUs or less memory a node: %cluster_nodes shows what there is."),
+        ),
+        (r"more processors|cpu count", _say("Lower --cpus-per-task or --tasks-per-node.")),
+        (r"generic resource|gres", _say("Change --gpus-per-node; some sites take only --gres: add --sbatch --gres.")),
+        (r"feature|constraint", _say("Change --constraint: sinfo -o '%N %f' shows the features.")),
+        (r"reservation", _say("Change --reservation: scontrol show reservation lists them.")),
+        (r"dependency", _say("Change --dependency: a job in it is not known.")),
+        (r"licen[sc]e", _say("Change the licences: scontrol show license lists them.")),
+        (r"array", _say("Ask for fewer array tasks.")),
+        (r"permission|denied", _say("Ask the site whether you may use this partition, account or QOS.")),
+    )
+)
+
+
+def refusal(said: str, spec: JobSpec, transport: Transport) -> SubmissionError:
+    """The error for what sbatch said, with the mend where one is known."""
+    lines = [_NOISE.sub("", line).strip() for line in said.splitlines() if line.strip()]
+    reason = " ".join(dict.fromkeys(line.rstrip(".") + "." for line in lines if line)) or "sbatch said nothing."
+    for pattern, mend in _MENDS:
+        if pattern.search(said):
+            return SubmissionError(f"Slurm refused the job: {reason}", hint=mend(spec, transport))
+    return SubmissionError(f"Slurm refused the job: {reason}")

@@ -1,0 +1,142 @@
+"""What a job runs: a cell, a function or a command, made into files.
+
+Each kind has a module whose ``build`` checks everything before anything is
+sent and gives an `Artefact`; what comes back is read by `payload.results`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from clusterkernel.jobfolder import PayloadSummary
+
+__all__ = ["Artefact", "Captured", "Taken", "reload"]
+
+
+class Captured(msgspec.Struct, frozen=True):
+    """A value that is sent along.
+
+    Attributes
+    ----------
+    name : str
+        The variable or argument.
+    kind : str
+        ``function``, ``class``, ``module``, else the name of its type.
+    size : int
+        Bytes that it adds to what is sent.
+    why : str
+        What needs it: ``line 3``, ``used by train``.
+    """
+
+    name: str
+    kind: str
+    size: int
+    why: str = ""
+
+
+class Taken(Protocol):
+    """Files that go along with a payload, such as local modules."""
+
+    def write(self, folder: Path) -> None:
+        """Lay the files into the payload's folder."""
+
+
+class Artefact(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job runs, ready to be laid into its folder.
+
+    Attributes
+    ----------
+    kind : str
+        ``cell``, ``function`` or ``command``.
+    title : str
+        One line that a person knows it by.
+    source : str
+        The cell or command as text.
+    captured : tuple of Captured
+        What is sent along, with sizes.
+    outputs : tuple of str
+        Names that are saved.
+    bind : tuple of str
+        Names that are bound in the notebook by themselves.
+    inputs_digest : mapping
+        Captured name -> digest of its value, None where values cannot be compared.
+    body : mapping
+        What ``payload.json`` says beside kind and title.
+    files : mapping
+        Relative path -> content: text, bytes, an open file, or a path to copy.
+    taken : tuple of Taken
+        What else goes along.
+    """
+
+    kind: str
+    title: str
+    source: str = ""
+    captured: tuple[Captured, ...] = ()
+    outputs: tuple[str, ...] = ()
+    bind: tuple[str, ...] = ()
+    inputs_digest: Mapping[str, str | None] = {}
+    body: Mapping[str, Any] = {}
+    files: Mapping[str, str | bytes | Path | IO[bytes]] = {}
+    taken: tuple[Taken, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the values that are sent along."""
+        return sum(captured.size for captured in self.captured)
+
+    def write(self, folder: Path) -> None:
+        """Write the payload's files into `folder`, which exists.
+
+        Parameters
+        ----------
+        folder : Path
+            The payload's folder in a job folder.
+        """
+        for name, content in self.files.items():
+            target = folder / name
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if isinstance(content, Path):
+                shutil.copyfile(content, target)
+                continue
+            with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                if isinstance(content, str):
+                    file.write(content.encode())
+                elif isinstance(content, bytes):
+                    file.write(content)
+                else:
+                    content.seek(0)
+                    shutil.copyfileobj(content, file, 1 << 20)
+        for taken in self.taken:
+            taken.write(folder)
+        head = {"kind": self.kind, "title": self.title}
+        (folder / "payload.json").write_bytes(msgspec.json.encode({**head, **self.body}))
+
+
+def reload(payload_dir: Path, summary: PayloadSummary, changes: Mapping[str, Any]) -> Artefact:
+    """The same payload again, with other parameters.
+
+    Parameters
+    ----------
+    payload_dir : Path
+        The payload's folder of the earlier job.
+    summary : PayloadSummary
+        What that job's record says of it.
+    changes : mapping
+        Captured names of a cell, keyword arguments of a function, dotted keys
+        of an axolotl configuration.
+
+    Raises
+    ------
+    PayloadError
+        It has no such parameter, or a value cannot be sent.
+    """
+    from clusterkernel.payload import again
+
+    return again.build(payload_dir, summary, changes)
