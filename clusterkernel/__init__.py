@@ -21,17 +21,48 @@ from clusterkernel._version import __version__
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from clusterkernel.arrays import JobArray as JobArray
     from clusterkernel.errors import ClusterKernelError as ClusterKernelError
+    from clusterkernel.executor import Executor as Executor
+    from clusterkernel.executor import plan as plan
+    from clusterkernel.jobs import Job as Job
+    from clusterkernel.lookup import job as job
+    from clusterkernel.runtime.metrics import log as log
+    from clusterkernel.runtime.metrics import progress as progress
+    from clusterkernel.spec import JobSpec as JobSpec
     from clusterkernel.states import JobState as JobState
+    from clusterkernel.tables import jobs as jobs
 
 # Public name -> the module that has it. They are looked up at first use: importing this package must cost nothing,
 # since it happens in every kernel that loads the extension and in every job that calls `log`.
 _LAZY: Final = {
     "ClusterKernelError": "clusterkernel.errors",
+    "Executor": "clusterkernel.executor",
+    "Job": "clusterkernel.jobs",
+    "JobArray": "clusterkernel.arrays",
+    "JobSpec": "clusterkernel.spec",
     "JobState": "clusterkernel.states",
+    "job": "clusterkernel.lookup",
+    "jobs": "clusterkernel.tables",
+    "log": "clusterkernel.runtime.metrics",
+    "plan": "clusterkernel.executor",
+    "progress": "clusterkernel.runtime.metrics",
 }
 
-__all__ = ["ClusterKernelError", "JobState", "__version__"]
+__all__ = [
+    "ClusterKernelError",
+    "Executor",
+    "Job",
+    "JobArray",
+    "JobSpec",
+    "JobState",
+    "__version__",
+    "job",
+    "jobs",
+    "log",
+    "plan",
+    "progress",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 
-from clusterkernel import jobs, spec
+from clusterkernel import spec
 from clusterkernel.jobfolder import JobFolder
+from clusterkernel.jobs import Job, load_job, of_folder
 from clusterkernel.states import JobState
 from clusterkernel.views import JobView
 
@@ -41,7 +42,7 @@ _ORDER = (
 )
 
 
-class JobArray(Sequence[jobs.Job]):
+class JobArray(Sequence[Job]):
     """The tasks of an array, each a `Job`.
 
     Attributes
@@ -54,26 +55,26 @@ class JobArray(Sequence[jobs.Job]):
         self.folder = folder
         self.record = folder.record
         self.id = folder.id
-        self._jobs = [jobs.of_folder(folder, task) for task in range(self.record.tasks)]
+        self._jobs = [of_folder(folder, task) for task in range(self.record.tasks)]
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {state}" for state, count in self.counts().items())
         return f"<JobArray {self.id} {self.record.name!r}: {counts}>"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return jobs._load_job, (self.id, str(self.folder.path.parent))
+        return load_job, (self.id, str(self.folder.path.parent))
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     @overload
-    def __getitem__(self, index: int) -> jobs.Job: ...
+    def __getitem__(self, index: int) -> Job: ...
     @overload
-    def __getitem__(self, index: slice) -> list[jobs.Job]: ...
-    def __getitem__(self, index: int | slice) -> jobs.Job | list[jobs.Job]:
+    def __getitem__(self, index: slice) -> list[Job]: ...
+    def __getitem__(self, index: int | slice) -> Job | list[Job]:
         return self._jobs[index]
 
-    def __iter__(self) -> Iterator[jobs.Job]:
+    def __iter__(self) -> Iterator[Job]:
         return iter(self._jobs)
 
     @property

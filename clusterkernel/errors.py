@@ -28,7 +28,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import difflib
 from collections.abc import Iterable
 
 __all__ = [
@@ -87,8 +86,7 @@ class ClusterKernelError(Exception):
 
 
 def _rebuild(cls: type[ClusterKernelError], message: str, state: dict[str, object]) -> ClusterKernelError:
-    error = cls.__new__(cls)
-    Exception.__init__(error, message)
+    error = cls(message)
     error.__dict__.update(state)
     return error
 
@@ -267,6 +265,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     >>> nearest("slrum", ["local", "slurm"])
     'Did you mean slurm?'
     """
+    import difflib  # only where something is wrong: it costs 3 ms
+
     words = sorted(known)
     if close := difflib.get_close_matches(word, words, n=1, cutoff=0.6):
         return f"Did you mean {close[0]}?"

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterkernel import arrays, fields, jobs, profiles, submission
+from clusterkernel import arrays, fields, profiles, submission
 from clusterkernel.backends import registry
 from clusterkernel.backends.base import Plan
 from clusterkernel.errors import ClusterKernelError
+from clusterkernel.jobs import Job
 from clusterkernel.spec import JobSpec
 
 __all__ = ["Executor", "plan"]
@@ -49,7 +50,7 @@ class Executor(concurrent.futures.Executor):
         origins.update({name: name for name in wanted})
         self.spec: JobSpec = fields.build(values, origins=origins)
         registry.get(self.spec.backend)
-        self._submitted: list[jobs.Job] = []
+        self._submitted: list[Job] = []
         self._shut = False
 
     def __repr__(self) -> str:
@@ -59,16 +60,16 @@ class Executor(concurrent.futures.Executor):
         if self._shut:
             raise RuntimeError("cannot schedule new futures after shutdown")
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> jobs.Job:
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Job:
         """Run ``fn(*args, **kwargs)``. Returns at once."""
         from clusterkernel.payload import function
 
         self._check_open()
         return self._send(function.build(fn, args, kwargs, modules_root=Path.cwd()))
 
-    def _send(self, artefact: Any) -> jobs.Job:
+    def _send(self, artefact: Any) -> Job:
         made = submission.submit(self.spec, artefact)
-        assert isinstance(made, jobs.Job)
+        assert isinstance(made, Job)
         self._submitted.append(made)
         return made
 
@@ -113,14 +114,14 @@ class Executor(concurrent.futures.Executor):
         made = self.map_jobs(_star(fn), items, chunksize=chunksize)
         return _results(made, timeout)
 
-    def run(self, argv: Sequence[str | os.PathLike[str]]) -> jobs.Job:
+    def run(self, argv: Sequence[str | os.PathLike[str]]) -> Job:
         """Run a command, given as a list of words; no shell reads them."""
         from clusterkernel.payload import command
 
         self._check_open()
         return self._send(command.build([os.fspath(word) for word in argv] if not isinstance(argv, str) else argv))
 
-    def train(self, config: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> jobs.Job:
+    def train(self, config: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> Job:
         """Train an axolotl configuration: preprocess, then train.
 
         Parameters

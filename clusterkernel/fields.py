@@ -6,6 +6,7 @@ checked field by field, with the name they used in each error.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -18,7 +19,7 @@ from clusterkernel.errors import SpecError, nearest
 from clusterkernel.fieldtext import Field
 from clusterkernel.spec import JobSpec, Launcher
 
-__all__ = ["FIELDS", "Field", "build", "diff", "flatten"]
+__all__ = ["FIELDS", "Field", "build", "diff", "flatten", "get", "merge", "values"]
 
 
 def _limits(kind: Any) -> tuple[float | None, float | None]:
@@ -105,7 +106,9 @@ def build(
     if values.get("gpus") is not None:
         spec = _total_gpus(spec, values, origins)
     if values.get("sbatch"):
-        given = [text for item in fieldtext.items(values["sbatch"]) for text in fieldtext.options(item, origins.get("sbatch", "--sbatch"))]
+        label = origins.get("sbatch", "--sbatch")
+        items = fieldtext.items(values["sbatch"], label)
+        given = [text for item in items for text in fieldtext.options(item, label)]
         kept = spec.extra.get("slurm", ())
         spec = msgspec.structs.replace(spec, extra={**spec.extra, "slurm": (*kept, *given)})
     return _consistent(spec, origins)
@@ -119,14 +122,16 @@ def _total_gpus(spec: JobSpec, values: Mapping[str, object], origins: Mapping[st
             field=label,
             hint="Keep one: --gpus is the job's total, --gpus-per-node that of each node.",
         )
-    total, nodes = units.parse_gpus(str(values["gpus"]), field=label), spec.resources.nodes
+    nodes = spec.resources.nodes
+    total = units.parse_gpus(str(values["gpus"]), field=label, most=1024 * nodes)
     if total is None:
         each = None
     elif total.count % nodes:
+        near = sorted({total.count // nodes * nodes or nodes, -(-total.count // nodes) * nodes})
         raise SpecError(
-            f"{label} = {values['gpus']} does not divide by {nodes} nodes.",
+            f"{label} = {total} does not divide by {nodes} nodes.",
             field=label,
-            hint=f"Write {total.count // nodes * nodes or nodes} or {-(-total.count // nodes) * nodes}.",
+            hint=f"Write {' or '.join(map(str, near))}, or another number of nodes.",
         )
     else:
         each = units.GpuRequest(total.count // nodes, total.type)
@@ -142,10 +147,12 @@ def _consistent(spec: JobSpec, origins: Mapping[str, str]) -> JobSpec:
             field=label,
             hint="Raise the limit or lower the request.",
         )
-    repeated = [name for name in set(spec.environment.secrets) if name in spec.environment.env]
+    repeated = [name for name in spec.environment.secrets if name in spec.environment.env]
     if repeated:
         raise SpecError(
-            f"{repeated[0]} is given both as a secret and as a variable.", field="--secrets", hint="Keep the secret."
+            f"{repeated[0]} is given both as a secret and as a variable.",
+            field=origins.get("secrets", "--secrets"),
+            hint="Keep the secret.",
         )
     return spec
 
@@ -164,8 +171,42 @@ def flatten(spec: JobSpec) -> dict[str, str]:
         if value != field.default:
             flat[name] = fieldtext.write(field, value) if value is not None else ""
     if options := spec.extra.get("slurm"):
-        flat["sbatch"] = " ".join(options)
+        flat["sbatch"] = shlex.join(options)
     return flat
+
+
+def values(spec: JobSpec) -> dict[str, object]:
+    """What differs from the defaults, as a profile's file holds it: `build` makes the same spec of it."""
+    found = {
+        name: fieldtext.plain(field, value)
+        for name, field in FIELDS.items()
+        if (value := get(spec, name)) != field.default
+    }
+    if options := spec.extra.get("slurm"):
+        found["sbatch"] = [shlex.quote(option) for option in options]
+    return found
+
+
+def merge(under: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
+    """Flat values in two layers: the upper wins, field by field.
+
+    ``gpus`` and ``gpus_per_node`` say the same thing in two ways, so that one
+    of them replaces the other; the variables of ``env`` are put together.
+
+    Raises
+    ------
+    SpecError
+        One of the two ``env`` cannot be read.
+    """
+    upper = {name: value for name, value in over.items() if value is not None}
+    lower = dict(under)
+    if upper.keys() & {"gpus", "gpus_per_node"}:
+        lower.pop("gpus", None)
+        lower.pop("gpus_per_node", None)
+    if upper.get("env") is not None and lower.get("env") is not None:
+        env = FIELDS["env"]
+        upper["env"] = {**fieldtext.parse(env, lower["env"], env.flag), **fieldtext.parse(env, upper["env"], env.flag)}
+    return {**lower, **upper}
 
 
 def diff(one: JobSpec, other: JobSpec) -> list[tuple[str, str, str]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -12,7 +14,12 @@ from clusterkernel import units
 from clusterkernel.errors import SpecError, nearest
 from clusterkernel.spec import Launcher, Volume
 
-__all__ = ["Field", "options", "parse", "write"]
+__all__ = ["Field", "items", "options", "parse", "plain", "write"]
+
+# No environment, and no JSON, can hold these.
+_UNSENDABLE: Final = re.compile("[\0\ud800-\udfff]")
+# No line of a script should: control characters but the tab, and all that ends a line.
+_UNWRITABLE: Final = re.compile("[\0-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,9 +81,7 @@ def parse(field: Field, value: object, label: str) -> Any:
         case "time":
             return units.parse_duration(_text(value, label, bare="its unit"), field=label)
         case "gpus":
-            if isinstance(value, units.GpuRequest):
-                return value
-            return units.parse_gpus(str(value) if not isinstance(value, bool) else "?", field=label)
+            return value if isinstance(value, units.GpuRequest) else units.parse_gpus(str(value), field=label)
         case "count":
             return _number(field, value, label, int)
         case "number":
@@ -91,11 +96,11 @@ def parse(field: Field, value: object, label: str) -> Any:
         case "pairs":
             return _pairs(value, label)
         case "names":
-            return tuple(_text(item, label) for item in items(value, split=","))
+            return tuple(_text(item, label) for item in items(value, label, split=","))
         case "lines":
-            return tuple(_text(item, label) for item in items(value))
+            return tuple(_text(item, label) for item in items(value, label))
         case "volumes":
-            return tuple(_volume(item, label) for item in items(value, split=","))
+            return tuple(_volume(item, label) for item in items(value, label, split=","))
     return _text(value, label)
 
 
@@ -106,8 +111,12 @@ def _text(value: object, label: str, *, bare: str = "") -> str:
         raise SpecError(f"{label} = {value!r} is not text.", field=label, hint="Write it in quotes.")
     if not value.strip():
         raise SpecError(f"{label} is empty.", field=label, hint="Leave it out, or give it a value.")
-    if "\0" in value or "\n" in value or "\r" in value:
-        raise SpecError(f"{label} = {value!r} holds a line break or a NUL.", field=label, hint="Write it on one line.")
+    if _UNWRITABLE.search(value):
+        raise SpecError(
+            f"{label} = {value!r} holds a line break or another control character.",
+            field=label,
+            hint="Write it on one line.",
+        )
     return value
 
 
@@ -115,14 +124,18 @@ def _number(field: Field, value: object, label: str, kind: type) -> Any:
     try:
         if isinstance(value, bool) or (kind is int and isinstance(value, float) and not value.is_integer()):
             raise ValueError
-        number = kind(value)  # type: ignore[call-overload]
-    except (TypeError, ValueError):
+        number = kind(value)
+        if not math.isfinite(number):
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
         wanted = "a whole number" if kind is int else "a number"
         raise SpecError(
-            f"{label} = {value!r} is not {wanted}.", field=label, hint=f"Write it as {field.example}."
+            f"{label} = {str(value)[:60]!r} is not {wanted}.", field=label, hint=f"Write it as {field.example or 1}."
         ) from None
     low, high = field.low, field.high
-    if (low is not None and (number < low or (kind is float and number <= low))) or (high is not None and number > high):
+    if (low is not None and (number < low or (kind is float and number <= low))) or (
+        high is not None and number > high
+    ):
         span = f"above {low:g}" if kind is float else f"at least {low:g}" + (f", at most {high:g}" if high else "")
         raise SpecError(f"{label} = {value!r} is out of range.", field=label, hint=f"Write a number {span}.")
     return number
@@ -137,8 +150,17 @@ def _switch(value: object, label: str) -> bool:
     raise SpecError(f"{label} = {value!r} is neither yes nor no.", field=label, hint="Write true or false.")
 
 
-def items(value: object, *, split: str | None = None) -> list[object]:
-    given = [value] if isinstance(value, str | Volume) else list(value)  # type: ignore[call-overload]
+def items(value: object, label: str, *, split: str | None = None) -> list[object]:
+    """The parts of a value that may be given several times.
+
+    Raises
+    ------
+    SpecError
+        It is neither text nor a list.
+    """
+    if not isinstance(value, str | Volume | Mapping | list | tuple):
+        raise SpecError(f"{label} = {value!r} is not text.", field=label, hint="Write it in quotes, or as a list.")
+    given: list[object] = [value] if isinstance(value, str | Volume | Mapping) else list(value)
     if split is None:
         return given
     parts: list[object] = []
@@ -149,21 +171,21 @@ def items(value: object, *, split: str | None = None) -> list[object]:
 
 def _pairs(value: object, label: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
-    given = value.items() if isinstance(value, Mapping) else [_pair(item, label) for item in items(value)]
+    given = value.items() if isinstance(value, Mapping) else [_pair(item, label) for item in items(value, label)]
     for name, text in given:
         if not str(name).replace("_", "a").isalnum() or str(name)[0].isdigit() or not str(name).isascii():
             raise SpecError(f"{label}: {name!r} is not a variable's name.", field=label, hint="Write NAME=VALUE.")
         if isinstance(text, bool) or not isinstance(text, str | int | float):
             raise SpecError(f"{label}: {name} = {text!r} is not text.", field=label, hint="Write it in quotes.")
-        if "\0" in str(text):
-            raise SpecError(f"{label}: {name} holds a NUL.", field=label, hint="Take it out.")
+        if _UNSENDABLE.search(str(text)):
+            raise SpecError(f"{label}: {name} holds a NUL or half a character.", field=label, hint="Take it out.")
         pairs[str(name)] = str(text)
     return pairs
 
 
 def _pair(item: object, label: str) -> tuple[str, str]:
     name, equals, text = str(item).partition("=")
-    if not equals:
+    if not equals or not isinstance(item, str):
         raise SpecError(f"{label} = {item!r} has no value.", field=label, hint="Write NAME=VALUE.")
     return name, text
 
@@ -181,6 +203,13 @@ def _volume(item: object, label: str) -> Volume:
 
 
 def options(item: object, label: str) -> list[str]:
+    """The options in one line of text, each with its value.
+
+    Raises
+    ------
+    SpecError
+        A quote is not closed, or a word is no option.
+    """
     try:
         options = shlex.split(_text(item, label))
     except ValueError as error:
@@ -215,4 +244,17 @@ def write(field: Field, value: Any) -> str:
             return "; ".join(value)
         case "volumes":
             return ",".join(f"{volume.name}:{volume.mount}" for volume in value)
+        case "number":
+            return f"{value:.17g}" if value != int(value) else str(int(value))
     return str(value)
+
+
+def plain(field: Field, value: Any) -> object:
+    """A field's value as a profile's file holds it: what may be given several times is a list or a table."""
+    if field.unit == "pairs":
+        return dict(value)
+    if field.unit in {"names", "lines"}:
+        return list(value)
+    if field.unit == "volumes":
+        return [f"{volume.name}:{volume.mount}" for volume in value]
+    return write(field, value)

@@ -76,7 +76,7 @@ class Job(concurrent.futures.Future[Any]):
         return f"<Job {self.id} {self.name!r} {self.state}{why}>"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _load_job, (self.id, str(self.folder.path.parent))
+        return load_job, (self.id, str(self.folder.path.parent))
 
     # -- what it is and how it stands ----------------------------------------------
 
@@ -300,7 +300,7 @@ class Job(concurrent.futures.Future[Any]):
             return loading.value_of(self), None
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # the user's own exception may be of any kind
+        except BaseException as error:  # noqa: BLE001 - the user's own exception may be of any kind
             return None, error
 
     # -- what it says ------------------------------------------------------------------
@@ -471,7 +471,7 @@ def _with_patience(call: Callable[[], None], backend: str, patience: float = 30.
     def run() -> None:
         try:
             call()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller raises it
             outcome.set_exception(error)
         else:
             outcome.set_result(None)
@@ -497,7 +497,7 @@ def of_folder(folder: JobFolder, task: int | None = None) -> Job:
         return found
 
 
-def _load_job(job_id: str, root: str) -> Job | JobArray:
+def load_job(job_id: str, root: str) -> Job | JobArray:
     from clusterkernel import lookup
 
     return lookup.job(job_id, root=JobRoot(Path(root)))

@@ -43,7 +43,7 @@ def local_dir() -> Path:
     JobRootError
         It belongs to another user or others may enter it.
     """
-    path = Path(os.environ.get("CLUSTERKERNEL_LOCAL_DIR") or f"/var/tmp/clusterkernel-{os.geteuid()}")  # noqa: S108
+    path = Path(os.environ.get("CLUSTERKERNEL_LOCAL_DIR") or f"/var/tmp/clusterkernel-{os.geteuid()}")
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = os.lstat(path)

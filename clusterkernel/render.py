@@ -120,7 +120,7 @@ def _when(moment: float) -> str:
 
 def _where(view: JobView) -> str:
     text = view.backend
-    if view.platform_id:
+    if view.platform_id and view.backend != "local":  # there it is a process
         text += f" {view.platform_id}"
     if view.node and view.node != "localhost":
         text += f" on {view.node}"

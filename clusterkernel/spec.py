@@ -100,9 +100,7 @@ class Recovery(_Group, frozen=True):
     backoff: Annotated[
         Annotated[int, Meta(ge=1)] | None, _meta("Pause before another attempt.", "30s", unit="time")
     ] = None
-    requeue: Annotated[
-        bool | None, _meta("Queue again after a lost node or a pre-emption.", unit="switch")
-    ] = None
+    requeue: Annotated[bool | None, _meta("Queue again after a lost node or a pre-emption.", unit="switch")] = None
     checkpoint_signal: Annotated[
         str | None, _meta("Signal sent before the time limit, with how long before.", "USR1@120")
     ] = None
@@ -241,9 +239,9 @@ def describe(spec: JobSpec) -> str:
         text = head
     ranks = nodes * spec.ranks_per_node
     if ranks != (spec.gpus or 1):
-        text += f", {nodes} x {spec.ranks_per_node} = {ranks} ranks"
+        text += f", {nodes} x {spec.ranks_per_node} = {ranks} rank{'s' if ranks > 1 else ''}"
     if cpus := spec.resources.cpus_per_task:
-        text += f", {ranks} x {cpus} = {ranks * cpus} CPUs"
+        text += f", {ranks} x {cpus} = {ranks * cpus} CPU{'s' if ranks * cpus > 1 else ''}"
     if spec.array:
-        text += f", {spec.array.size} array tasks"
+        text += f", {spec.array.size} array task{'s' if spec.array.size > 1 else ''}"
     return text

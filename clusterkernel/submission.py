@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shutil
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from clusterkernel import arrays, fields, index, jobs, lookup, secretstore, spec, watcher
+from clusterkernel import arrays, fields, index, lookup, secretstore, spec, watcher
 from clusterkernel.backends import registry
 from clusterkernel.errors import UnknownJobError
 from clusterkernel.jobfolder import JobFolder
-from clusterkernel.jobroot import JobRoot
+from clusterkernel.jobroot import JobRoot, default_root
+from clusterkernel.jobs import Job, of_folder
 from clusterkernel.ledger import Ledger
 from clusterkernel.records import JobRecord, PayloadSummary, identity
 from clusterkernel.spec import JobSpec
@@ -57,7 +58,7 @@ def submit(
     notebook: str = "",
     parent: str = "",
     root: JobRoot | None = None,
-) -> jobs.Job | arrays.JobArray:
+) -> Job | arrays.JobArray:
     """Make a job and send it. Returns at once; the sending goes on in a thread.
 
     Parameters
@@ -111,28 +112,32 @@ def submit(
     return _send(folder)
 
 
-_ROOTS: dict[str, JobRoot] = {}
-_SUBMITTER: Submitter | None = None
-_LOCK = threading.Lock()
+@functools.cache
+def _root_at(path: Path) -> JobRoot:
+    # Kept, since it remembers the last number.
+    return JobRoot(path)
 
 
 def _root() -> JobRoot:
-    # Kept, since it remembers the last number.
-    root = JobRoot()
-    return _ROOTS.setdefault(str(root.path), root)
+    return _root_at(default_root())
 
 
-def _send(folder: JobFolder) -> jobs.Job | arrays.JobArray:
-    global _SUBMITTER
-    with _LOCK:
-        if _SUBMITTER is None:
-            _SUBMITTER = Submitter()
-    made = arrays.JobArray(folder) if folder.record.array else jobs.of_folder(folder)
-    _SUBMITTER.submit(folder)
+@functools.cache
+def _submitter() -> Submitter:
+    return Submitter()
+
+
+# Its thread does not survive a fork.
+os.register_at_fork(after_in_child=_submitter.cache_clear)
+
+
+def _send(folder: JobFolder) -> Job | arrays.JobArray:
+    made = arrays.JobArray(folder) if folder.record.array else of_folder(folder)
+    _submitter().submit(folder)
     return made
 
 
-def rerun(old: jobs.Job, changes: Mapping[str, Any], wanted: Mapping[str, object]) -> jobs.Job | arrays.JobArray:
+def rerun(old: Job, changes: Mapping[str, Any], wanted: Mapping[str, object]) -> Job | arrays.JobArray:
     """Send a job's payload again, with other parameters or another spec."""
     from clusterkernel import payload
 
@@ -149,7 +154,7 @@ def rerun(old: jobs.Job, changes: Mapping[str, Any], wanted: Mapping[str, object
     )
 
 
-def find_attachable(attach_key: str, root: JobRoot | None = None) -> jobs.Job | arrays.JobArray | None:
+def find_attachable(attach_key: str, root: JobRoot | None = None) -> Job | arrays.JobArray | None:
     """The newest job of the same cell, source and spec that lives, or that did well and was never delivered."""
     root = root or _root()
     with contextlib.closing(Ledger(root.path)) as ledger:

@@ -7,6 +7,7 @@ axolotl's cloud files GiB: whoever reads a platform's own file says which.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Final
 
@@ -32,11 +33,27 @@ _MIB: Final = {
     "t": 1024.0 * 1024,
 }
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_MEMORY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt])(?:i?b)?", re.IGNORECASE)
-_PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])[a-z]*\s*", re.IGNORECASE)
-_CLOCK: Final = re.compile(r"(?:(\d+)-)?(\d+):(\d{1,2})(?::(\d{1,2}))?")
+# Digits are bounded, since Python refuses to read a whole number of thousands of them.
+_MEMORY: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?) ?([kmgt])(?:i?b)?", re.IGNORECASE | re.ASCII)
+# Whole words, so that 500ms and 3 months are not taken for minutes.
+_PART: Final = re.compile(
+    r"(\d{1,20}(?:\.\d{1,20})?) ?"
+    r"(?:(?P<s>seconds?|secs?|s)|(?P<m>minutes?|mins?|m)|(?P<h>hours?|hrs?|h)|(?P<d>days?|d)|(?P<w>weeks?|w)) ?",
+    re.IGNORECASE | re.ASCII,
+)
+_CLOCK: Final = re.compile(r"(?:(\d{1,9})-)?(\d{1,9}):(\d{1,2})(?::(\d{1,2}))?", re.ASCII)
+_BARE: Final = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
 _LONGEST: Final = 366 * 86400
 _LARGEST: Final = 1 << 40
+
+
+def _short(raw: str) -> str:
+    """The text in quotes, cut where it is too long for a line."""
+    return repr(raw) if len(raw) <= 60 else repr(raw[:60]) + "..."
+
+
+def _positive(raw: str) -> bool:
+    return len(raw) <= 20 and raw[0] not in "+-" and "e" not in raw.lower() and float(raw) > 0
 
 
 def parse_memory(text: str, *, field: str = "memory") -> int:
@@ -63,24 +80,27 @@ def parse_memory(text: str, *, field: str = "memory") -> int:
         A bare number, another unit, zero or less.
     """
     raw = text.strip()
-    if re.fullmatch(r"[-+]?\d+(\.\d+)?", raw):
-        raise UnitError(
-            f"{field} = {raw!r} has no unit.", field=field, hint=f"Write {raw.lstrip('+-')}G or {raw.lstrip('+-')}M."
-        )
+    mend = "Write it as 64G, 1.5T or 800M."
+    if _BARE.fullmatch(raw):
+        hint = f"Write {raw}G or {raw}M." if _positive(raw) else mend
+        raise UnitError(f"{field} = {_short(raw)} has no unit.", field=field, hint=hint)
     match = _MEMORY.fullmatch(raw)
     if match is None:
-        raise UnitError(f"{field} = {raw!r} is not a size.", field=field, hint="Write it as 64G, 1.5T or 800M.")
+        raise UnitError(f"{field} = {_short(raw)} is not a size.", field=field, hint=mend)
     size = float(match[1]) * _MIB[match[2].lower()]
     if not 0 < size <= _LARGEST:
-        raise UnitError(f"{field} = {raw!r} is out of range.", field=field, hint="Write a size above zero, such as 64G.")
-    return -int(-size // 1)
+        raise UnitError(
+            f"{field} = {_short(raw)} is out of range.", field=field, hint="Write a size above zero, such as 64G."
+        )
+    return math.ceil(size)
 
 
 def format_memory(mib: int) -> str:
     """MiB as a person reads it: ``64G``, ``1.5T``, ``800M``."""
     for unit, factor in (("T", 1024 * 1024), ("G", 1024)):
-        if mib >= factor and (mib * 10) % factor == 0:
-            return f"{mib / factor:g}{unit}"
+        halves, rest = divmod(mib * 2, factor)
+        if mib >= factor and not rest:
+            return f"{halves // 2}{'.5' if halves % 2 else ''}{unit}"
     return f"{mib}M"
 
 
@@ -108,29 +128,33 @@ def parse_duration(text: str, *, field: str = "time") -> int:
     """
     raw = text.strip()
     mend = "Write it as 4h, 90m or 1-00:00:00."
-    if re.fullmatch(r"[-+]?\d+(\.\d+)?", raw):
-        digits = raw.lstrip("+-")
-        raise UnitError(f"{field} = {raw!r} has no unit.", field=field, hint=f"Write {digits}m, {digits}h or {digits}s.")
+    if _BARE.fullmatch(raw):
+        hint = f"Write {raw}m, {raw}h or {raw}s." if _positive(raw) else mend
+        raise UnitError(f"{field} = {_short(raw)} has no unit.", field=field, hint=hint)
     seconds = 0.0
     if clock := _CLOCK.fullmatch(raw):
         days, first, second, third = clock.groups()
         if third is None and days is None:
             raise UnitError(
-                f"{field} = {raw!r} can be read two ways.", field=field, hint=f"Write {raw}:00, or 90m and the like."
+                f"{field} = {_short(raw)} can be read two ways.",
+                field=field,
+                hint=f"Write {raw}:00, or 90m and the like.",
             )
         if int(second) > 59 or int(third or 0) > 59:
-            raise UnitError(f"{field} = {raw!r} is not a duration.", field=field, hint=mend)
+            raise UnitError(f"{field} = {_short(raw)} is not a duration.", field=field, hint=mend)
         seconds = int(days or 0) * 86400 + int(first) * 3600 + int(second) * 60 + int(third or 0)
     else:
         position = 0
         while match := _PART.match(raw, position):
-            seconds += float(match[1]) * _SECONDS[match[2].lower()]
+            seconds += float(match[1]) * _SECONDS[match.lastgroup or "s"]
             position = match.end()
         if position == 0 or position != len(raw):
-            raise UnitError(f"{field} = {raw!r} is not a duration.", field=field, hint=mend)
+            raise UnitError(f"{field} = {_short(raw)} is not a duration.", field=field, hint=mend)
     if not 0 < seconds <= _LONGEST:
-        raise UnitError(f"{field} = {raw!r} is out of range.", field=field, hint="Write more than 0s, at most 366d.")
-    return -int(-seconds // 1)
+        raise UnitError(
+            f"{field} = {_short(raw)} is out of range.", field=field, hint="Write more than 0s, at most 366d."
+        )
+    return math.ceil(round(seconds, 6))  # 1.1h is 3960.0000000000005 s in floats
 
 
 def format_duration(seconds: int) -> str:
@@ -164,11 +188,25 @@ class GpuRequest(msgspec.Struct, frozen=True):
         return f"{self.type}:{self.count}" if self.type else str(self.count)
 
 
-_GPU: Final = re.compile(r"(?:(?P<type>[a-z][\w.-]*?):)?(?P<count>\d+)|(?P<n>\d+)\s*x\s*(?P<t>[a-z][\w.-]*)|(?P<only>[a-z][\w.-]*)", re.I)
+_GPU: Final = re.compile(
+    r"(?:(?P<type>[a-z][\w.-]*):)?(?P<count>\d{1,9})|(?P<n>\d{1,9}) ?x ?(?P<t>[a-z][\w.-]*)|(?P<only>[a-z][\w.-]*)",
+    re.IGNORECASE | re.ASCII,
+)
+# What a person writes who means something else than a GPU of that name.
+_NO_GPU: Final = frozenset({"any", "false", "gpu", "gpus", "no", "none", "null", "off", "on", "true", "yes"})
 
 
-def parse_gpus(text: str, *, field: str = "gpus_per_node") -> GpuRequest | None:
-    """The GPUs of a node: ``8``, ``h100:8``, ``8xh100``, ``h100`` (one); ``0`` is none.
+def parse_gpus(text: str, *, field: str = "gpus_per_node", most: int = 1024) -> GpuRequest | None:
+    """GPUs: ``8``, ``h100:8``, ``8xh100``, ``h100`` (one); ``0`` is none.
+
+    Parameters
+    ----------
+    text : str
+        As above.
+    field : str
+        The name to put into an error.
+    most : int
+        The largest count that is believed.
 
     Raises
     ------
@@ -177,14 +215,18 @@ def parse_gpus(text: str, *, field: str = "gpus_per_node") -> GpuRequest | None:
     """
     raw = text.strip()
     match = _GPU.fullmatch(raw)
-    if match is None:
-        raise UnitError(f"{field} = {raw!r} is not a GPU request.", field=field, hint="Write 8, h100:8 or 8xh100.")
+    if match is None or raw.lower() in _NO_GPU:
+        raise UnitError(
+            f"{field} = {_short(raw)} is not a GPU request.", field=field, hint="Write 8, h100:8 or 8xh100."
+        )
     kind = match["type"] or match["t"] or match["only"]
     count = int(match["count"] or match["n"] or 1)
     if count == 0 and kind is None:
         return None
-    if not 0 < count <= 1024:
-        raise UnitError(f"{field} = {raw!r} is out of range.", field=field, hint="Write a count from 1 to 1024.")
+    if not 0 < count <= most:
+        raise UnitError(
+            f"{field} = {_short(raw)} is out of range.", field=field, hint=f"Write a count from 1 to {most}."
+        )
     return GpuRequest(count, kind.lower() if kind else None)
 
 

@@ -370,20 +370,32 @@ class _Hurry:
             self._watcher._waiters -= 1
 
 
-_LOCK = threading.Lock()
-_WATCHERS: dict[str, Watcher] = {}
+class _Watchers:
+    """The watchers of this process, by job root."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew: threads do not survive a fork, and a lock may have been held by one."""
+        self.lock = threading.Lock()
+        self.by_root: dict[str, Watcher] = {}
+
+
+_ALL: Final = _Watchers()
+os.register_at_fork(after_in_child=_ALL.forget)
 
 
 def watcher(root: JobRoot) -> Watcher:
     """The process's watcher of a job root."""
-    with _LOCK:
-        return _WATCHERS.setdefault(str(root.path), Watcher(root))
+    with _ALL.lock:
+        return _ALL.by_root.setdefault(str(root.path), Watcher(root))
 
 
 def note(folder: JobFolder, why: str) -> None:
     """A word about a job that is not sent yet, for whoever watches it."""
-    with _LOCK:
-        one = _WATCHERS.get(str(folder.path.parent))
+    with _ALL.lock:
+        one = _ALL.by_root.get(str(folder.path.parent))
     tracking = one._tracked.get(folder.id) if one else None
     for truth in tracking.tasks if tracking else ():
         truth.note(why)
@@ -391,18 +403,8 @@ def note(folder: JobFolder, why: str) -> None:
 
 def stop_all() -> None:
     """End the threads of all watchers."""
-    with _LOCK:
-        watchers = list(_WATCHERS.values())
-        _WATCHERS.clear()
+    with _ALL.lock:
+        watchers = list(_ALL.by_root.values())
+        _ALL.by_root.clear()
     for one in watchers:
         one.stop()
-
-
-def _forget_in_child() -> None:
-    # Threads do not survive a fork, and a lock may have been held by one.
-    global _LOCK
-    _LOCK = threading.Lock()
-    _WATCHERS.clear()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)

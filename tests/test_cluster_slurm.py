@@ -57,16 +57,17 @@ def output(cluster: SlurmCluster, job: str) -> str:
 @slurm
 def test_every_node_is_a_host_of_its_own(slurm_cluster: SlurmCluster) -> None:
     jobs = {}
+    mark = f"mine-{os.urandom(4).hex()}"
     for node in slurm_cluster.nodes:
         partition = "gpu" if node.startswith("gpu") else "debug"
-        script = "hostname; hostname -I; getent hosts head; touch /tmp/mine-$SLURM_JOB_ID; ls /tmp /dev/shm"
+        script = f"hostname; hostname -I; getent hosts head; touch /tmp/{mark}-{node}; ls /tmp /dev/shm"
         jobs[node] = sbatch(slurm_cluster, script, "-w", node, "-p", partition)
-    marks = {f"mine-{job}" for job in jobs.values()}
+    marks = {f"{mark}-{node}" for node in jobs}
     for node, job in jobs.items():
         name, address, head, *files = output(slurm_cluster, job).splitlines()
         assert (name, address) == (node, f"{slurm_cluster.address(node)} ")
         assert head.split()[0] == slurm_cluster.address("gpu1").rpartition(".")[0] + ".1"
-        assert marks & set(files) == {f"mine-{job}"}
+        assert marks & set(files) == {f"{mark}-{node}"}
     assert not marks & set(os.listdir("/tmp"))
     assert len({slurm_cluster.address(node) for node in jobs}) == len(jobs) == 5
 

@@ -143,6 +143,8 @@ def notes(spec: JobSpec) -> tuple[str, ...]:
     found = []
     if "time" not in options:
         found.append("No --time is set: the partition's default limit holds.")
+    elif spec.schedule.time is not None and spec.schedule.time % 60:
+        found.append(f"Slurm counts in whole minutes: it gives {-(-spec.schedule.time // 60)} min.")
     if spec.schedule.exclusive and options.get("mem") == "0":
         found.append("--exclusive asks for all memory of its nodes (--mem=0).")
     if spec.schedule.priority is not None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from clusterkernel.errors import ClusterKernelError
 from clusterkernel.magics import commands
@@ -19,61 +19,18 @@ from clusterkernel.magics.values import Values
 from clusterkernel.states import JobState
 
 if TYPE_CHECKING:
-    from IPython.core.completer import CompletionContext, SimpleMatcherResult
-
     from clusterkernel.magics.extension import ClusterKernel
     from clusterkernel.magics.options import Option
 
-__all__ = ["completions", "install", "remove"]
+__all__ = ["LiveValues", "completions"]
 
-_IDENTIFIER: Final = "clusterkernel.options"
 _LINE: Final = re.compile(r"^(?:[\w.]+\s*=\s*|\s*)(%{1,2})(ck|cluster|cluster_\w+)\s(.*)$")
 # A person waits for Tab; a controller that is asked often is not amused.
 _PATIENCE: Final = 1.0
 _KEEP: Final = 60.0
 
 
-def install(kernel: ClusterKernel) -> Any:
-    """Add our matcher to the shell's completer.
-
-    Returns
-    -------
-    callable or None
-        The matcher; None where this IPython has no such thing.
-    """
-    try:
-        from IPython.core.completer import context_matcher
-    except ImportError:
-        return None
-    live = LiveValues()
-
-    @context_matcher(identifier=_IDENTIFIER)  # type: ignore[untyped-decorator]
-    def matcher(context: CompletionContext) -> SimpleMatcherResult:
-        from IPython.core.completer import SimpleCompletion
-
-        before = context.line_with_cursor[: context.cursor_position]
-        words, fragment = completions(kernel, before, context.full_text, live)
-        return {
-            "completions": [SimpleCompletion(text=word, type="magic option") for word in words],
-            "matched_fragment": fragment,
-            "suppress": True,
-            "do_not_suppress": set(),
-            "ordered": False,
-        }
-
-    kernel.shell.Completer.custom_matchers.append(matcher)
-    return matcher
-
-
-def remove(kernel: ClusterKernel, matcher: Any) -> None:
-    """Take our matcher out of the shell's completer."""
-    if matcher is not None:
-        kernel.shell.Completer.custom_matchers[:] = [
-            one for one in kernel.shell.Completer.custom_matchers if one is not matcher
-        ]
-
-
-def completions(kernel: ClusterKernel, before: str, full_text: str, live: LiveValues) -> tuple[list[str], str]:
+def completions(kernel: ClusterKernel, before: str, full_text: str) -> tuple[list[str], str]:
     """What may follow.
 
     Parameters
@@ -84,8 +41,6 @@ def completions(kernel: ClusterKernel, before: str, full_text: str, live: LiveVa
         The line up to the cursor.
     full_text : str
         The whole cell.
-    live : LiveValues
-        Asks the platforms.
 
     Returns
     -------
@@ -119,7 +74,7 @@ def completions(kernel: ClusterKernel, before: str, full_text: str, live: LiveVa
     part = fragment.rpartition("=")[2] if fragment.startswith("--") else fragment
     if option.many in ("append", "words"):
         part = part.rpartition(",")[2]
-    found = _values(kernel, option, words, full_text, live)
+    found = _values(kernel, option, words, full_text, kernel.live_values)
     return _starting(found, part), part
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -11,7 +12,7 @@ from IPython.core.magic import no_var_expand
 from traitlets import Enum, Int, default
 from traitlets.config import Configurable
 
-from clusterkernel.magics import commands, complete
+from clusterkernel.magics import commands, matcher
 from clusterkernel.magics.binding import Deliveries
 from clusterkernel.magics.cards import Cards
 from clusterkernel.magics.guard import Guard
@@ -19,6 +20,8 @@ from clusterkernel.magics.notebook import interactive
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
+
+    from clusterkernel.magics.complete import LiveValues
 
 __all__ = ["ClusterKernel"]
 
@@ -57,6 +60,13 @@ class ClusterKernel(Configurable):
         self.guard = Guard(shell, self.deliveries, lambda: self.on_pending == "wait" or not interactive(shell))
         self._matcher: Any = None
 
+    @functools.cached_property
+    def live_values(self) -> LiveValues:
+        """Asks the platforms for what can be completed."""
+        from clusterkernel.magics.complete import LiveValues
+
+        return LiveValues()
+
     def install(self) -> None:
         """Register all there is."""
         for command in commands.COMMANDS:
@@ -66,11 +76,11 @@ class ClusterKernel(Configurable):
         self.shell.ast_transformers.append(self.guard)
         self.shell.events.register("pre_execute", self.deliveries.before_cell)
         self.shell.events.register("post_execute", self.deliveries.after_cell)
-        formatter = self.shell.display_formatter.ipython_display_formatter
+        formatter = self._formatter()
         for module, name in _SHOWN:
             formatter.for_type_by_name(module, name, self.cards.formatter)
-        self.shell.configurables.append(self)
-        self._matcher = complete.install(self)
+        self.shell.configurables.append(self)  # type: ignore[arg-type]
+        self._matcher = matcher.install(self)
         atexit.register(self.cards.stop)
 
     def remove(self) -> None:
@@ -79,9 +89,9 @@ class ClusterKernel(Configurable):
 
         self.cards.stop()
         atexit.unregister(self.cards.stop)
-        complete.remove(self, self._matcher)
-        self.shell.configurables.remove(self)
-        formatter = self.shell.display_formatter.ipython_display_formatter
+        matcher.remove(self, self._matcher)
+        self.shell.configurables.remove(self)  # type: ignore[arg-type]
+        formatter = self._formatter()
         for module, name in _SHOWN:
             formatter.pop(f"{module}.{name}", None)
         self.shell.events.unregister("post_execute", self.deliveries.after_cell)
@@ -92,6 +102,10 @@ class ClusterKernel(Configurable):
             magics["line"].pop(name, None)
             magics["cell"].pop(name, None)
         watcher.stop_all()
+
+    def _formatter(self) -> Any:
+        assert self.shell.display_formatter is not None
+        return self.shell.display_formatter.ipython_display_formatter
 
     def _register(self, name: str, magic: Callable[..., Any], *, cell: bool) -> None:
         self.shell.magics_manager.register_function(magic, magic_kind="line_cell" if cell else "line", magic_name=name)
@@ -110,7 +124,7 @@ class ClusterKernel(Configurable):
         magic.__doc__ = command.help
         # IPython asks an object for `getdoc` first: parsers and their help are made when somebody asks.
         magic.getdoc = lambda: commands.parser_of(command).format_help()  # type: ignore[attr-defined]
-        return no_var_expand(magic)  # type: ignore[no-any-return]
+        return no_var_expand(magic)
 
     def _short(self, name: str) -> Callable[..., Any]:
         def magic(line: str, cell: str | None = None) -> Any:
@@ -118,7 +132,7 @@ class ClusterKernel(Configurable):
 
         magic.__name__ = name
         magic.__doc__ = f"`%{name} jobs` is `%cluster_jobs`, and so on; over a cell it is `%%cluster_train`."
-        return no_var_expand(magic)  # type: ignore[no-any-return]
+        return no_var_expand(magic)
 
 
 _SHOWN: Final = (("clusterkernel.jobs", "Job"), ("clusterkernel.arrays", "JobArray"))

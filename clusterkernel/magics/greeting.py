@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from clusterkernel.backends import registry
@@ -14,21 +16,25 @@ from clusterkernel.jobroot import default_root
 __all__ = ["greeting"]
 
 _MARK: Final = ".last-kernel"
+# Looked for in place of importing the backend.
+_COMMANDS: Final = MappingProxyType({"slurm": "sbatch"})
 # Only the newest are looked at: loading must be quick, and %cluster_jobs lists all.
 _NEWEST: Final = 30
 
 
 def greeting() -> str:
-    """Which backends can be used, and what became of jobs since the last kernel."""
-    ready = [name for name in registry.names() if _ready(name)]
-    line = f"clusterkernel: {_and(ready)} {'is' if len(ready) == 1 else 'are'} ready." if ready else "clusterkernel:"
+    """Which backends are here, and what became of jobs since the last kernel."""
+    found = [name for name in registry.names() if _found(name)]
+    line = f"clusterkernel: {_and(found)} found."
     try:
         return line + _since_last(default_root())
     except (ClusterKernelError, OSError) as error:
         return f"{line} The jobs cannot be read: {error}"
 
 
-def _ready(name: str) -> bool:
+def _found(name: str) -> bool:
+    if name in _COMMANDS:
+        return shutil.which(_COMMANDS[name]) is not None
     try:
         return registry.get(name).available().ok
     except (ClusterKernelError, ImportError):

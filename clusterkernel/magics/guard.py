@@ -23,7 +23,7 @@ _SHELL_CALLS: Final = {"system", "getoutput", "getoutput_as_list"}
 _IN_SHELL: Final = re.compile(r"[{$]\s*([A-Za-z_]\w*)")
 
 
-class Guard:
+class Guard(ast.NodeTransformer):
     """An AST transformer that changes nothing, and refuses or waits.
 
     Parameters
@@ -41,7 +41,7 @@ class Guard:
         self._deliveries = deliveries
         self._waits = waits
 
-    def visit(self, tree: ast.AST) -> ast.AST:
+    def visit(self, node: ast.AST) -> ast.AST:
         """Called by IPython with each cell before it runs.
 
         Raises
@@ -52,10 +52,10 @@ class Guard:
         if pending_names(self._shell.user_ns):
             self._deliveries.collect()
             if waiting := pending_names(self._shell.user_ns):
-                error = self.missing(self._read_by(tree), waiting)
+                error = self.missing(self._read_by(node), waiting)
                 if error is not None:
                     reject(error)
-        return tree
+        return node
 
     def missing(self, names: Iterable[str], waiting: Mapping[str, Pending] | None = None) -> BaseException | None:
         """Wait for `names` where that is wanted.

@@ -2,7 +2,8 @@
 
 IPython's own expansion works on the whole line and turns itself off, without a
 word, at the first name that it does not know. Here each ``{...}`` stands for
-itself: an unknown name is an error, ``{{`` is a brace, ``$NAME`` stays as it is.
+itself: an unknown name is an error, ``{{`` is a brace, ``$NAME`` and ``${NAME}``
+stay as they are.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def split(line: str, namespace: Mapping[str, Any] | None) -> list[str]:
     at = 0
     while at < len(line):
         char = line[at]
-        if char == "{" and namespace is not None:
+        if char == "{" and namespace is not None and line[at - 1 : at] != "$":
             if line.startswith("{{", at):
                 text, at = "{", at + 2
             else:

@@ -161,12 +161,11 @@ def make_parser(
     """
     shown = "\n\n".join("    " + example.replace("\n", "\n    ") for example in examples)
     options = list(options)
-    usage = f"%{'%' * cell}{name} " + " ".join(
-        _usage(option) for option in options if not option.flags[0].startswith("-")
-    )
+    plain = [_usage(option) for option in options if not option.flags[0].startswith("-")]
+    usage = " ".join([f"%{'%' * cell}{name}", *plain, "[options]" * (len(plain) < len(options))])
     parser = _Parser(  # type: ignore[no-untyped-call]
         prog=name,
-        usage=(usage.rstrip() + " [options]").replace("%", "%%"),
+        usage=usage.rstrip().replace("%", "%%"),
         description=f"{description}\n\nExamples:\n\n{shown}\n",
         formatter_class=_Formatter,
     )

@@ -377,8 +377,10 @@ class Flow:
     def _AugAssign(self, node: ast.AugAssign) -> None:
         if isinstance(node.target, ast.Name):
             self._load(node.target.id, node.lineno)
-        self._visit(node.value)
-        self._visit(node.target)
+            self._visit(node.value)
+            self._visit(node.target)
+        else:
+            self._all([node.target, node.value])
 
     def _AnnAssign(self, node: ast.AnnAssign) -> None:
         self._visit(node.annotation)

@@ -33,12 +33,13 @@ def describe(error, pickler, root, name):
     message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if last is None:
         return "%s: %s" % (name, message)
-    path = find(root, last, name) if last is not root else name
+    path = name if last is root else find(root, last, name)
     kind = type(last)
     what = kind.__qualname__ if kind.__module__ == "builtins" else "%s.%s" % (kind.__module__, kind.__qualname__)
+    said = "" if "pickle" in message else " (%s)" % message
     if path is None:
-        return "%s: %s inside it" % (name, what)
-    return "%s: %s" % (path, what)
+        return "%s: %s inside it%s" % (name, what, said)
+    return "%s: %s%s" % (path, what, said)
 
 
 def find(root, target, name):

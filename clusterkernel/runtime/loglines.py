@@ -1,26 +1,25 @@
-"""What a line of training output says: bars, dictionaries, plain prints and JSON.
+"""What a line of training output says: dictionaries of metrics, Python's or JSON's.
 
-Pure functions from text to items. The regular expressions are bounded, so that a
-hostile line costs time linear in its length.
+Pure functions from text to items, and what they share with `logprints` and
+`logbars`. The regular expressions are bounded, so that a hostile line costs time
+linear in its length.
 """
 
 import json
 import math
 import re
 
-__all__ = ["Bar", "Logged", "clean", "epoch_range", "find_bars", "is_result", "read_dict", "read_hint", "read_plain"]
+__all__ = ["IGNORED", "NUMBER", "Logged", "clean", "epoch_range", "is_metric", "is_result", "read_dict", "whole_number"]
 
-NUMBER = r"[-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,4})?|[-+]?(?:nan|NaN|NAN|inf(?:inity)?|Inf(?:inity)?|INF)"
-_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_=>78])|[\x00-\x08\x0b-\x1f\x7f]")
-
-# A tqdm bar: `desc:  25%|##5   | 5/20 [00:00<00:01, 10.81it/s, loss=0.5]`.
-BAR_END = rb"\d{1,15}/\d{1,15} \[[\d:]{1,12}<[^\]\r\n]{0,1000}\]"
-_BAR = re.compile(
-    r"(?P<percent>\d{1,3})%(?:\|[^|\r\n]{0,1000}\|)?\s{0,3}(?P<n>\d{1,15})/(?P<total>\d{1,15})"
-    r" \[(?P<elapsed>[\d:]{1,12})<(?P<rest>[^\]\r\n]{0,1000})\]"
+NUMBER = (
+    r"[-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,4})?"
+    r"|[-+]?(?:nan|NaN|NAN|inf(?:inity)?|Inf(?:inity)?|INF)"
 )
-_RATE = re.compile(r"\s*(?:\?|[\d.]+[kMG]?)\s?(?:(?P<unit>[A-Za-z]+)/s|s/(?P<per>[A-Za-z]+))\s*$")
-_POSTFIX = re.compile(r"(?P<name>[A-Za-z][\w@./-]{0,80})\s{0,3}[=:]\s{0,3}(?P<number>" + NUMBER + r")(?P<percent>%?)\s*(?=,|$)")
+# Names with numbers that measure nothing.
+IGNORED = ("rank", "v_num")
+_ANSI = re.compile(
+    r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_=>78])|[\x00-\x08\x0b-\x1f\x7f]"
+)
 
 # One `'name': value` of a dictionary, with what follows it.
 _PAIR = re.compile(
@@ -41,21 +40,18 @@ _PAIR = re.compile(
 _LOST = re.compile(r"""([A-Za-z_][\w/.]{0,80})['"]\s?:\s?(['"]?)(""" + NUMBER + r""")\2,\s?$""")
 
 _RESULT = frozenset(
-    "loss losses acc accuracy accuracies ppl perplexity f1 auc auroc miou iou dice bleu rouge rouge1 rouge2 rougel wer cer"
-    " mse mae rmse r2 reward rewards entropy kl gnorm bpb bpc nll elbo psnr ssim fid recall precision top1 top5 mfu"
-    " error err score map return runtime".split()
+    "loss losses acc accuracy accuracies ppl perplexity f1 auc auroc miou iou dice bleu rouge rouge1 rouge2 rougel"
+    " wer cer mse mae rmse r2 reward rewards entropy kl gnorm bpb bpc nll elbo psnr ssim fid recall precision top1"
+    " top5 mfu error err score map return runtime".split()
 )
-_NOT_RESULT = frozenset("scale type weight weights coef fn function name factor threshold weighting scaler step".split())
+_NOT_RESULT = frozenset(
+    "scale type weight weights coef fn function name factor threshold weighting scaler step".split()
+)
+# Measures only where a colon or an equals sign says so.
 _VAGUE = frozenset("error err score map return runtime precision entropy top1 top5".split())
+_RATES = ("lr", "learning_rate", "learning rate", "learning-rate")
 _WORD = re.compile(r"[A-Za-z]+\d?")
 _STEP_KEYS = ("step", "global_step", "current_steps", "iteration", "iter")
-_IGNORED = ("rank", "v_num")
-
-
-class Bar(object):
-    """One frame of a progress bar."""
-
-    __slots__ = ("desc", "elapsed", "end", "n", "start", "total", "unit", "values")
 
 
 class Logged(object):
@@ -103,50 +99,18 @@ def is_result(name, vague=True):
     return any(word in allowed for word in words) and not any(word in _NOT_RESULT for word in words[1:])
 
 
-def _is_rate(name):
-    return name.lower() in ("lr", "learning_rate", "learning rate", "learning-rate")
+def is_metric(name, vague=True):
+    """Whether a name is that of a measure or of a learning rate."""
+    return name.lower() in _RATES or is_result(name, vague)
 
 
-def _whole(text):
+def whole_number(text):
+    """The whole number in a text, or None."""
     try:
         value = float(text)
     except ValueError:
         return None
     return int(value) if 0 <= value < 1e15 and value == int(value) else None
-
-
-# -- bars -----------------------------------------------------------------------
-
-
-def find_bars(text):
-    """All frames of tqdm's bars in a text, in order."""
-    bars = []
-    position = 0
-    for match in _BAR.finditer(text):
-        bar = Bar()
-        before = text[position : match.start()].rstrip()
-        bar.desc = before[:-1].strip() if before.endswith(":") else ""
-        bar.n, bar.total = int(match.group("n")), int(match.group("total"))
-        bar.elapsed = 0
-        for part in match.group("elapsed").split(":"):
-            bar.elapsed = bar.elapsed * 60 + int(part or 0)
-        rest = match.group("rest").split(",", 2)
-        rate = _RATE.match(rest[1]) if len(rest) > 1 else None
-        bar.unit = (rate.group("unit") or rate.group("per")) if rate else ""
-        after = ",".join(rest[2 if rate else 1 :])
-        bar.values = {}
-        for pair in _POSTFIX.finditer(after):
-            if pair.group("name") not in _IGNORED:
-                bar.values[pair.group("name")] = float(pair.group("number"))
-        bar.start, bar.end = match.span()
-        if bar.desc:
-            bar.start -= len(text[position : match.start()])
-        bars.append(bar)
-        position = match.end()
-    return bars
-
-
-# -- dictionaries ---------------------------------------------------------------
 
 
 def read_dict(text):
@@ -159,7 +123,7 @@ def read_dict(text):
     whole = _whole_json(text)
     if whole is not None:
         return whole
-    found = []
+    found: list = []
     position = 0
     while True:
         match = _PAIR.search(text, position)
@@ -196,7 +160,7 @@ def _whole_json(text):
         value = json.loads(stripped)
     except (ValueError, RecursionError):
         return None
-    pairs = []
+    pairs: list = []
     _flatten(value, "", pairs, 0)
     logged = _from_pairs(pairs)
     if logged is None:
@@ -223,7 +187,7 @@ def _from_pairs(pairs):
             epoch = float(text)
             bounds = epoch_range(text, quoted)
         elif key in _STEP_KEYS:
-            step = _whole(text)
+            step = whole_number(text)
         else:
             values[key] = float(text)
     if not any(is_result(name) for name in values):
@@ -232,7 +196,7 @@ def _from_pairs(pairs):
     train = "loss" in values or "learning_rate" in values
     evaluated = not train and any(name.startswith(("eval_", "eval/", "test_")) for name in values)
     placed = step is not None or epoch is not None
-    if not (placed or final or evaluated or ("loss" in values and any(_is_rate(name) for name in values))):
+    if not (placed or final or evaluated or ("loss" in values and any(name in _RATES for name in values))):
         return None
     logged = Logged(values, step, epoch, "final" if final else "eval" if evaluated else "train")
     logged.epoch_range = bounds
@@ -261,114 +225,3 @@ def epoch_range(text, quoted):
         else:
             half = 0.5 * 10.0 ** -(max(decimals, 2))
     return (max(0.0, value - half), value + half)
-
-
-# -- plain prints ---------------------------------------------------------------
-
-_LOCATOR = re.compile(
-    r"(?<![\w./-])(?P<name>(?:global[ _-]?)?step|iteration|iter|epoch)\s{0,4}[:=#]?\s{0,4}"
-    r"(?P<open>[\[(])?\s{0,6}(?P<n>\d{1,12}(?:\.\d{1,12})?)(?:\s{0,4}/\s{0,4}(?P<total>\d{1,12}))?\s{0,2}[\])]?"
-    r"(?:\[\s{0,6}(?P<inner>\d{1,12})\s{0,2}/\s{0,2}(?P<inner_total>\d{1,12})\s{0,2}\])?(?![\w.]*\w)",
-    re.IGNORECASE,
-)
-_COUNTED = re.compile(r"^\W{0,4}\[\s{0,6}(?P<n>\d{1,12})\s{0,2}/\s{0,2}(?P<total>\d{1,12})\s{0,2}\]")
-_KERAS = re.compile(r"^\s{0,4}(?P<n>\d{1,12})/(?P<total>\d{1,12})\s+(?:\[[=>.\s]{1,200}\]|\W{1,300})\s?(?=\d{1,9}m?s\b)")
-_KERAS_EPOCH = re.compile(r"^\s{0,4}Epoch (?P<n>\d{1,9})/\d{1,9}\s*$")
-_PREFIX = r"(?:train|training|val|valid|validation|test|eval|evaluation|dev|avg|average|mean|best|running|total|current|final|batch)"
-_METRIC = re.compile(
-    r"(?<![\w@./-])(?P<name>(?:" + _PREFIX + r"[ _-]){0,2}(?:learning[ _-]rate|grad(?:ient)?[ _-]norm|[A-Za-z][\w@./-]{0,60}))"
-    r"(?:\s{0,4}(?P<sep>[:=])\s{0,6}|\s{1,6})(?P<number>" + NUMBER + r")%?(?=\.?(?:[\s,;|)\]}]|$))",
-    re.IGNORECASE,
-)
-_CODE = re.compile(
-    r"[=!<>]=|[#`\\{}]|\b(?:self|return|def|import|for|if|in|lambda|assert|raise|print|class)\b|Error\b|Exception\b|File \"|://"
-)
-_NOISE = re.compile(r"\[[^\[\]]{0,120}\]|\([^()]{0,120}\)|\d{4}-\d\d-\d\d|\b(?:INFO|DEBUG|WARNING|NOTICE|root|it|ms|step|samples|sec)\b")
-_PROSE = re.compile(r"[A-Za-z]{2,}")
-_PROSE_LIMIT = 3
-
-
-def read_keras_epoch(text):
-    """Keras's ``Epoch 2/10`` on a line of its own, else None."""
-    match = _KERAS_EPOCH.match(text)
-    return int(match.group("n")) if match else None
-
-
-def read_plain(text, keras_epoch=None):
-    """A print like ``step 10 loss 0.25`` or ``Epoch 2/10 - loss: 0.3``, else None.
-
-    It takes the name of a measure with a number and a step or an epoch; more than
-    a few other words make it a sentence.
-    """
-    rest = text
-    step = epoch = total = None
-    places = 0
-    counted = None
-    for match in _LOCATOR.finditer(text):
-        if match.group("name").lower() == "epoch":
-            if epoch is not None:
-                continue
-            epoch = float(match.group("n"))
-            if match.group("inner"):
-                step, total = int(match.group("inner")), int(match.group("inner_total"))
-        elif step is None:
-            step = _whole(match.group("n"))
-            counted = match.group("total")
-        places += 1
-        rest = rest.replace(match.group(0), " | ", 1)
-    if step is not None and total is None and counted and epoch is not None:
-        total = int(counted)
-    if step is None:
-        match = _COUNTED.match(rest)
-        if match is not None:
-            step = int(match.group("n"))
-            total = int(match.group("total")) if epoch is not None else None
-        elif keras_epoch is not None:
-            match = _KERAS.match(rest)
-            if match is None or match.group("n") != match.group("total"):
-                return None
-            epoch, step, total = float(keras_epoch), int(match.group("n")), int(match.group("total"))
-        if match is not None:
-            rest = rest[match.end() :]
-    if step is None and epoch is None:
-        return None
-    values = {}
-    certain = False
-    left = []
-    position = 0
-    for match in _METRIC.finditer(rest):
-        name = match.group("name")
-        known = is_result(name, vague=match.group("sep") is not None) or _is_rate(name)
-        number = match.group("number")
-        if not match.group("sep") and not (known and re.search(r"[.eEn]", number)):
-            continue
-        certain = certain or known
-        left.append(rest[position : match.start()])
-        position = match.end()
-        if name.lower() not in _IGNORED:
-            values[re.sub(r"[ -]", "_", name.lower())] = float(number)
-    left = " ".join(left + [rest[position:]])
-    if not certain or _CODE.search(left) or len(_PROSE.findall(_NOISE.sub(" ", left))) > _PROSE_LIMIT:
-        return None
-    return Logged(values, step, epoch, "plain", total)
-
-
-# -- what a trainer says of itself ------------------------------------------------
-
-_SETTING = re.compile(r"\b(?P<name>max_steps|logging_steps|gradient_accumulation_steps)['\"]?\s?[:=]\s?(?P<n>\d{1,12})\b(?!\.)")
-_STEPS_SET = re.compile(r"(?:Maximum number of steps set at|Total optimization steps =) (?P<n>\d[\d,]{0,14})")
-_RESUME = re.compile(r"(?i)resum(?:e|ing)(?:\b|_).{0,300}?checkpoint-(?P<n>\d{1,12})\b|continuing training from global step (?P<m>\d{1,12})")
-
-
-def read_hint(text):
-    """A setting that tells where steps are: (name, number) or None."""
-    match = _SETTING.search(text)
-    if match is not None:
-        return match.group("name"), int(match.group("n"))
-    match = _STEPS_SET.search(text)
-    if match is not None:
-        return "max_steps", int(match.group("n").replace(",", ""))
-    match = _RESUME.search(text)
-    if match is not None:
-        return "resumed", int(match.group("n") or match.group("m"))
-    return None

@@ -1,13 +1,14 @@
-"""Metrics out of what a job prints, as it prints it.
+r"""Metrics out of what a job prints, as it prints it.
 
 >>> parser = LogParser()
->>> parser.feed(b"step 10 loss 0.25\\n", "stdout", now=0.0)
+>>> parser.feed(b"step 10 loss 0.25\n", "stdout", now=0.0)
 [{'t': 0.0, 'source': 'parsed', 'rank': 0, 'step': 10, 'epoch': None, 'values': {'loss': 0.25}}]
 
 It runs in the supervisor, between the payload's pipes and their files, so that it
 must cost nothing while nothing of interest is printed: a chunk is first searched
 for a few words at the speed of memory, and only lines that hold one are read.
-What a line says is in `loglines`, which step a dictionary belongs to in `logsteps`.
+What a line says is in `loglines`, `logbars` and `logprints`, which step a
+dictionary belongs to in `logsteps`.
 """
 
 import re
@@ -27,8 +28,8 @@ _SHOWN_EVERY = 0.5
 _PROGRESS_EVERY = 1.0
 # A print or setting worth a closer look.
 _PLACED = (
-    rb"(?:step|epoch|iter(?:ation)?)\s{0,4}[:=#]?\s{0,4}[\[(]?\s{0,6}\d|^\W{0,16}\[\s{0,6}\d"
-    rb"|_steps['\"]?\s?[:=]|steps (?:set at|=)|global step|checkpoint-|^\s{0,4}\x1b?.{0,8}\d+/\d"
+    rb"(?:step|epoch|iter(?:ation)?)(?:\([a-z]{1,9}\))?\s{0,4}[:=#]?\s{0,4}[\[(]?\s{0,6}\d|^\W{0,16}\[\s{0,6}\d"
+    rb"|_steps['\"]?\s?[:=]|steps (?:set at|=)|global step|checkpoint-"
 )
 _EVALUATES = r"(?i)\b(?:val|valid\w*|eval\w*|test\w*|sanity|predict\w*|infer\w*)\b"
 _EPOCH_BAR = r"(?i)\bepoch\s?[:=#]?\s?[\[(]?(\d{1,9})\b"
@@ -70,8 +71,7 @@ class LogParser(object):
         self._rank = rank
         self._streams = {}
         self._records = []
-        self._reader = None  # loglines, once a line of interest has come
-        self._steps = None
+        self._steps = None  # once a line of interest has come
         self._epochs = None
         self._advanced = None  # (time, done, total, what) of the last progress given out
         self._progress = None  # the same of the newest, where it was not
@@ -117,7 +117,7 @@ class LogParser(object):
 
     def tick(self, now):
         """Records that have waited long enough; call it at `due`, or each second."""
-        if self._reader is not None:
+        if self._steps is not None:
             self._steps.settle(now)
             if self._held is not None and abs(now - self._shown[0]) >= _SHOWN_EVERY:
                 self._release()
@@ -132,7 +132,7 @@ class LogParser(object):
             if state.tail and not state.skipping:
                 self._block(state, bytes(state.tail) + b"\n", now)
                 state.tail = bytearray()
-        if self._reader is not None:
+        if self._steps is not None:
             self._steps.settle(now, final=True)
             self._release()
             self._give_progress()
@@ -170,7 +170,7 @@ class LogParser(object):
         done, state.done = state.done, 0
         lowered = block.lower()
         if any(word in lowered for word in _WORDS):
-            if self._reader is None:
+            if self._steps is None:
                 self._begin()
             before = state.before
             position = done
@@ -192,7 +192,7 @@ class LogParser(object):
         lowered = bytes(state.tail[state.done :]).lower()
         if b"/s" not in lowered and b"s/it" not in lowered and b"loss" not in lowered and b"acc" not in lowered:
             return
-        if self._reader is None:
+        if self._steps is None:
             self._begin()
         matches = list(self._bar_end.finditer(state.tail, state.done))
         if matches:
@@ -203,13 +203,13 @@ class LogParser(object):
 
     def _begin(self):
         # Imported with the first line of interest: many a short task prints none.
-        from . import loglines, logsteps
+        from . import logbars, loglines, logprints, logsteps
 
-        self._reader = loglines
+        self._lines, self._bars, self._prints = loglines, logbars, logprints
         self._steps = logsteps.Steps(self._parsed)
-        self._epochs = logsteps.EpochSteps()
+        self._epochs = logprints.EpochSteps()
         self._candidate = re.compile(b"|".join(re.escape(word) for word in _WORDS))
-        self._bar_end = re.compile(loglines.BAR_END)
+        self._bar_end = re.compile(logbars.BAR_END)
         self._placed = re.compile(_PLACED)
         self._evaluates = re.compile(_EVALUATES)
         self._epoch_bar = re.compile(_EPOCH_BAR)
@@ -221,16 +221,15 @@ class LogParser(object):
 
         `context` is what came before it, `whole` whether a line feed ends it.
         """
-        reader = self._reader
         text = data.decode("utf-8", "replace")
         if not text.isprintable():
-            text = reader.clean(text)
-        items = [(bar.start, bar) for bar in reader.find_bars(text)] if "%" in text else []
+            text = self._lines.clean(text)
+        items = [(bar.start, bar) for bar in self._bars.find_bars(text)] if "%" in text else []
         if ":" in text and ("'" in text or '"' in text):
-            items += [(logged.start, logged) for logged in reader.read_dict(text)]
+            items += [(logged.start, logged) for logged in self._lines.read_dict(text)]
         items.sort(key=lambda item: item[0])
         for _, item in items:
-            if isinstance(item, reader.Bar):
+            if isinstance(item, self._bars.Bar):
                 self._bar(state, item, context, whole, now)
                 context = b"?"
             else:
@@ -242,15 +241,14 @@ class LogParser(object):
             return
         if not (self._placed.search(lowered) or (state.keras_epoch is not None and whole)):
             return
-        hint = reader.read_hint(text)
+        hint = self._prints.read_hint(text)
         if hint is not None:
             self._steps.hint(*hint)
-            return
-        epoch = reader.read_keras_epoch(text)
+        epoch = self._prints.read_keras_epoch(text)
         if epoch is not None:
             state.keras_epoch = epoch
             return
-        logged = reader.read_plain(text, state.keras_epoch if whole else None)
+        logged = self._prints.read_plain(text, state.keras_epoch if whole else None)
         if logged is not None:
             state.keras_epoch = None
             step = logged.step
@@ -263,7 +261,7 @@ class LogParser(object):
         # tqdm.write clears all bars, writes, and draws them all again, in any order; a bar that moves is drawn over.
         if context.endswith((b" \r\r", b" \r\n\r")):
             state.cleared = True
-        if bar.values and any(self._reader.is_result(name) or name == "lr" for name in bar.values):
+        if bar.values and any(self._lines.is_metric(name) for name in bar.values):
             if not self._evaluates.search(bar.desc) and bar.n > 0:
                 epoch = self._epoch_bar.search(bar.desc)
                 step = bar.n

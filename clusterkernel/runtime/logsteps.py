@@ -17,12 +17,13 @@ the best that is known, or with no step at all: never with a guess.
 import math
 from collections import deque
 
-__all__ = ["PATIENCE", "EpochSteps", "Steps", "TrainingBar"]
+from .logbars import TrainingBar
+
+__all__ = ["PATIENCE", "Steps"]
 
 PATIENCE = 1.5
 # A redraw comes within a moment of its dictionary; an older one belonged to another text.
 _FRESH = 1.0
-_PROGRESS_EVERY = 1.0
 _MOST_PENDING = 1000
 _MOST_MARKS = 4096
 
@@ -49,84 +50,6 @@ class _Dictionary(object):
         return self.range is not None and self.range[0] > 0
 
 
-class TrainingBar(object):
-    """Tells the bar of the training from the others.
-
-    It has no description (``Map:``, ``Loading weights:``, ``Tokenizing Prompts:``
-    do), counts iterations (not ``examples/s`` or bytes), and was there before the
-    bars of evaluation, which are nested in it and come and go while it stands. A
-    later bar takes its place only when a training's dictionary comes after that bar
-    has moved and the first has ended. ``max_steps``, where it was printed, decides.
-    """
-
-    def __init__(self):
-        self.total = None
-        self.n = 0
-        self.generation = 0  # counts the bars that were the training's
-        self.hint = None
-        self.closed = False
-        self._elapsed = 0
-        self._nested = None  # n of a nested bar that has the same total
-        self._others = {}  # total -> (n, elapsed) of the frames since our own last
-        self._evaluations = set()
-
-    def frame(self, bar, nested, redrawn=False):
-        """Whether a frame is of the training bar.
-
-        Parameters
-        ----------
-        bar : loglines.Bar
-        nested : bool
-            Drawn a line below another bar (it follows a line feed).
-        redrawn : bool
-            The first since all bars were cleared.
-        """
-        if bar.desc or bar.unit != "it" or bar.total == 0:
-            return False
-        if self.total is None or (bar.total == self.hint != self.total):
-            self._adopt(bar.total, bar.n, bar.elapsed)
-            return True
-        if bar.total != self.total:
-            if not self.closed:
-                self._evaluations.add(bar.total)
-            self._others[bar.total] = (bar.n, bar.elapsed)
-            if len(self._others) > 64:
-                self._others.clear()
-            return False
-        if bar.n < self.n or bar.elapsed < self._elapsed or (nested and not redrawn and bar.n == self.n == 0):
-            if self.closed or (not nested and bar.n == 0 and self.n == self.total):
-                self._adopt(bar.total, bar.n, bar.elapsed)
-                return True
-            if nested:
-                self._nested = bar.n
-            return False
-        if self._nested is not None and nested and bar.n >= self._nested:
-            self._nested = bar.n
-            return False
-        if bar.n > self.n:
-            self._nested = None  # training goes on when the evaluation is over
-        self.n, self._elapsed = bar.n, bar.elapsed
-        self._others.clear()
-        return True
-
-    def confirm(self):
-        """A training's dictionary came: does another bar go with it? True on a change."""
-        if self.total is None or not (self.closed or self.n == self.total):
-            return False
-        for total, (n, elapsed) in self._others.items():
-            if n > 0 and not (self.closed and total in self._evaluations):
-                self._adopt(total, n, elapsed)
-                return True
-        return False
-
-    def _adopt(self, total, n, elapsed):
-        self.total, self.n, self._elapsed = total, n, elapsed
-        self.generation += 1
-        self.closed = False
-        self._nested = None
-        self._others.clear()
-
-
 class Steps(object):
     """Places dictionaries on steps.
 
@@ -139,7 +62,7 @@ class Steps(object):
     def __init__(self, emit):
         self.bar = TrainingBar()
         self._emit = emit
-        self._pending = deque()  # not logged yet
+        self._pending: deque = deque()  # not logged yet
         self._every_hint = None
         self._resumed = None
         self._bar_stream = None
@@ -147,8 +70,8 @@ class Steps(object):
 
     def _reset(self):
         # One of these two is empty once they have been matched.
-        self._marks = deque(maxlen=_MOST_MARKS)  # (step, time) of redraws that no dictionary has taken
-        self._open = deque(maxlen=_MOST_MARKS)  # dictionaries, logged or not, whose redraw has not come
+        self._marks: deque = deque(maxlen=_MOST_MARKS)  # (step, time) of redraws that no dictionary has taken
+        self._open: deque = deque(maxlen=_MOST_MARKS)  # dictionaries, logged or not, whose redraw has not come
         self._slope = None  # steps per epoch lie between these
         self._curved = False  # an epoch is no multiple of its steps: only the bar tells
         self._last = None  # the last one placed
@@ -304,7 +227,7 @@ class Steps(object):
                 low, high = self._steps_at(one.range)
                 after = [two.step for two in self._open if two.placed and two.step is not None]
                 if after:
-                    high = min(after) if high is None else min(high, min(after))
+                    high = min(after + ([] if high is None else [high]))
             if n == 0 and one.started:
                 self._marks.popleft()
                 self._open.popleft()
@@ -377,7 +300,7 @@ class Steps(object):
         ones = [one for one in self._open if one.range is not None][:8]
         marks = [mark[0] for mark in self._marks]
         for offset in range(min(3, len(marks))):
-            pairs = list(zip(marks[offset:], ones))
+            pairs = list(zip(marks[offset:], ones))  # noqa: B905
             told = [(n, one.range) for n, one in pairs if n > 0 and one.started]
             slope = _narrow(told)
             if (told and slope is None) or any(n != one.step for n, one in pairs if one.step is not None):
@@ -401,7 +324,7 @@ class Steps(object):
             # With logging_first_step the first of them stands apart.
             told = ranges if every == 1 else ranges[1:]
             slope = (0.0, math.inf)
-            for one, two in zip(told, told[1:]):
+            for one, two in zip(told, told[1:]):  # noqa: B905, RUF007
                 least, most = two[0] - one[1], two[1] - one[0]
                 if most <= 0:
                     return
@@ -420,29 +343,3 @@ def _narrow(pairs):
         low = max(low, n / most)
         high = min(high, n / least if least > 0 else math.inf)
     return (low, high) if pairs and low <= high < math.inf else None
-
-
-class EpochSteps(object):
-    """Counts steps over epochs where a line tells only those within its epoch.
-
-    Epochs count from 0 (Lightning) or from 1, by the first that is seen. ``Epoch
-    [2/5], Step [150/600]`` may go on counting: it does where the step has grown
-    over the change of epoch.
-    """
-
-    def __init__(self):
-        self._base = None
-        self._last = None
-        self._goes_on = False
-
-    def step(self, epoch, n, total, may_go_on):
-        """The step since the start of the training."""
-        if self._base is None:
-            self._base = 1 if epoch == 1 else 0
-        elif epoch == 0:
-            self._base = 0
-        if self._last is not None and self._last[0] != epoch:
-            self._goes_on = may_go_on and self._last[1] < n and self._last[2] == total
-        self._last = (epoch, n, total)
-        return n if self._goes_on else int(epoch - self._base) * total + n
-

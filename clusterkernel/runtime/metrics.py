@@ -15,8 +15,6 @@ __all__ = ["log", "progress"]
 
 _quiet = logging.getLogger(__name__)
 _encode = json.JSONEncoder(check_circular=False).encode
-# (folder, descriptor of its metrics.jsonl, inode). A fork may go on with it.
-_channel = (None, -1, 0)
 
 
 def log(step=None, epoch=None, **values):
@@ -49,7 +47,7 @@ def log(step=None, epoch=None, **values):
         step = _step(step)
     if epoch is not None:
         epoch = _number("epoch", epoch)
-    _write("log", {"step": step, "epoch": epoch, "values": numbers})
+    _channel.write("log", {"step": step, "epoch": epoch, "values": numbers})
 
 
 def progress(done, total, what=None):
@@ -71,7 +69,7 @@ def progress(done, total, what=None):
     for name, value in (("done", done), ("total", total)):
         number = _number(name, value)
         counts.append(int(number) if math.isfinite(number) and number == int(number) else number)
-    _write("progress", {"done": counts[0], "total": counts[1], "what": None if what is None else str(what)})
+    _channel.write("progress", {"done": counts[0], "total": counts[1], "what": None if what is None else str(what)})
 
 
 def _number(name, value):
@@ -101,37 +99,42 @@ def _step(step):
     return int(number)
 
 
-def _write(source, fields):
-    folder = os.environ.get("CLUSTERKERNEL_OUT")
-    if not folder:
-        _quiet.debug("not within a job: %s %r", source, fields)
-        return
-    record = {"t": time.time(), "source": source, "rank": _rank()}
-    record.update(fields)
-    data = (_encode(record) + "\n").encode("utf-8")
-    try:
-        descriptor = _descriptor(folder)
-        if os.write(descriptor, data) != len(data):
-            os.write(descriptor, b"\n")  # keeps what follows apart from half a record
-    except OSError as error:
-        _quiet.debug("a record of metrics is lost: %s", error)
+class _Channel(object):
+    """The file that records go to."""
 
+    def __init__(self):
+        self._open = (None, -1, 0)  # folder, descriptor of its metrics.jsonl, inode
 
-def _descriptor(folder):
-    """The folder's ``metrics.jsonl``, open for appending."""
-    global _channel
-    name, descriptor, inode = _channel
-    if name == folder:
+    def write(self, source, fields):
+        """Append one record."""
+        folder = os.environ.get("CLUSTERKERNEL_OUT")
+        if not folder:
+            _quiet.debug("not within a job: %s %r", source, fields)
+            return
+        record = {"t": time.time(), "source": source, "rank": _rank()}
+        record.update(fields)
+        data = (_encode(record) + "\n").encode("utf-8")
         try:
-            if os.fstat(descriptor).st_ino == inode:
-                return descriptor
-        except OSError:
-            pass  # a process that made itself a daemon has closed it, or given its number to another file
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    descriptor = os.open(os.path.join(folder, "metrics.jsonl"), flags, 0o600)
-    # One of another folder stays open: another thread may be writing to it.
-    _channel = (folder, descriptor, os.fstat(descriptor).st_ino)
-    return descriptor
+            descriptor = self._descriptor(folder)
+            if os.write(descriptor, data) != len(data):
+                os.write(descriptor, b"\n")  # keeps what follows apart from half a record
+        except OSError as error:
+            _quiet.debug("a record of metrics is lost: %s", error)
+
+    def _descriptor(self, folder):
+        name, descriptor, inode = self._open
+        if name == folder:
+            try:
+                if os.fstat(descriptor).st_ino == inode:
+                    return descriptor
+            except OSError:
+                pass
+            # A process that made itself a daemon has closed it, or given its number to another file.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(os.path.join(folder, "metrics.jsonl"), flags, 0o600)
+        # One of another folder stays open: another thread may be writing to it.
+        self._open = (folder, descriptor, os.fstat(descriptor).st_ino)
+        return descriptor
 
 
 def _rank():
@@ -140,3 +143,6 @@ def _rank():
         if text and text.isdigit():
             return int(text)
     return 0
+
+
+_channel = _Channel()

@@ -15,7 +15,10 @@ from .rows import Row, alternate, timed
 # What any tool that ships a call must do: a batch script, Python, cloudpickle, a file that appears whole.
 _FLOOR = """#!/bin/bash
 #SBATCH --output=/dev/null
-{python} -c 'import cloudpickle, os; f = open("{out}.part", "wb"); cloudpickle.dump(1, f); f.close(); os.rename("{out}.part", "{out}")'
+{python} -c 'import cloudpickle, os
+with open("{out}.part", "wb") as file:
+    cloudpickle.dump(1, file)
+os.rename("{out}.part", "{out}")'
 """
 TASKS = 1000
 
@@ -123,7 +126,9 @@ def array(folder: Path) -> Row:
         script = _script(folder, f"#!/bin/bash\n#SBATCH --output=/dev/null\n{sys.executable} -c pass\n")
         began = time.perf_counter()
         number = _sbatch(f"--array=0-{TASKS - 1}%32", script)
-        while subprocess.run(["squeue", "-h", "-j", number], capture_output=True, text=True).stdout.strip():
+        while subprocess.run(
+            ["squeue", "-h", "-j", number], capture_output=True, text=True, check=False
+        ).stdout.strip():
             time.sleep(0.2)
         return time.perf_counter() - began
 

@@ -238,7 +238,8 @@ def enter(at: Layout, node: str) -> list[str]:
     holder = procs.read_pid(at.folder / "pid" / f"host-{node}.pid")
     if holder is None or not procs.marked(holder, at.folder):
         raise ClusterError(f"node {node} is not up")
-    kinds = ["--mount"] if node == LOGIN else ["--net", "--uts", "--mount"]
+    # with the holder's root: entering a mount namespace alone would leave a chroot that the tests run in
+    kinds = ["--mount", "--root"] if node == LOGIN else ["--net", "--uts", "--mount", "--root"]
     return ["nsenter", "-t", str(holder), *kinds, "--"]
 
 

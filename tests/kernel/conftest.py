@@ -33,6 +33,13 @@ def ipykernel6() -> str:
     return str(target)
 
 
+def gate(folder: Path) -> tuple[str, Callable[[], None]]:
+    """Code that waits, in the job, and what lets it go on."""
+    path = folder / f"gate-{time.monotonic_ns()}"
+    code = f"import os, time\nwhile not os.path.exists({str(path)!r}): time.sleep(0.02)"
+    return code, path.touch
+
+
 @dataclass
 class Ran:
     """What came of one cell."""
@@ -74,6 +81,7 @@ class Kernel:
         self.client.wait_for_ready(timeout=CEILING)
         self.updates: list[dict[str, Any]] = []
         self.strays: list[dict[str, Any]] = []
+        self._early: dict[str, list[dict[str, Any]]] = {}
 
     def send(self, code: str, *, allow_stdin: bool = True) -> str:
         """Queue a cell, as Run All does."""
@@ -81,7 +89,7 @@ class Kernel:
 
     def collect(self, message_id: str) -> Ran:
         """Everything up to the end of a queued cell."""
-        messages = []
+        messages = self._early.pop(message_id, [])
         while True:
             message = self.client.get_iopub_msg(timeout=CEILING)
             mine = message["parent_header"].get("msg_id") == message_id
@@ -130,6 +138,29 @@ class Kernel:
                 self.updates.append(message)
             elif message["msg_type"] not in ("status", "execute_input"):
                 self.strays.append(message)
+
+    def until_text(self, message_id: str, text: str) -> None:
+        """Read a running cell's messages until it has printed `text`."""
+        self._until_own(message_id, lambda m: m["msg_type"] == "stream" and text in m["content"]["text"])
+
+    def until_display(self, message_id: str) -> None:
+        """Read a running cell's messages until it has displayed something."""
+        self._until_own(message_id, lambda m: m["msg_type"] == "display_data")
+
+    def until_busy(self, message_id: str) -> None:
+        """Read messages until the kernel has begun with a cell."""
+        self._until_own(message_id, lambda m: m["msg_type"] == "execute_input")
+
+    def _until_own(self, message_id: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        while True:
+            message = self.client.get_iopub_msg(timeout=CEILING)
+            if message["msg_type"] == "update_display_data":
+                self.updates.append(message)
+            elif message["parent_header"].get("msg_id") == message_id:
+                assert message["content"].get("execution_state") != "idle", "The cell has ended."
+                self._early.setdefault(message_id, []).append(message)
+                if wanted(message):
+                    return
 
     def updates_of(self, display: dict[str, Any]) -> list[dict[str, Any]]:
         """The later forms of a display."""

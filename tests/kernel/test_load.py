@@ -28,7 +28,7 @@ def test_unloading_takes_everything_out(new_kernel: Callable[..., Kernel]) -> No
         "    ip = get_ipython()\n"
         "    import threading\n"
         "    return [sorted(ip.magics_manager.magics['line']), sorted(ip.magics_manager.magics['cell']),\n"
-        "            len(ip.ast_transformers), len(ip.Completer.custom_matchers), len(ip.configurables),\n"
+        "            len(ip.ast_transformers), len(ip.Completer.custom_matchers), [type(c).__name__ for c in ip.configurables if type(c).__name__ == 'ClusterKernel'],\n"
         "            [len(ip.events.callbacks[e]) for e in sorted(ip.events.callbacks)],\n"
         "            sorted(t.name for t in threading.enumerate() if 'clusterkernel' in t.name),\n"
         "            len(ip.display_formatter.ipython_display_formatter.deferred_printers)]"

@@ -1,0 +1,178 @@
+"""A function and its arguments, made into files."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from clusterkernel.errors import ClusterKernelError, PayloadError
+from clusterkernel.payload import Artefact, Captured, Taken
+from clusterkernel.payload.digest import digest
+from clusterkernel.payload.packing import LIMIT, Packer, main_namespace, python_version, too_large
+from clusterkernel.runtime import culprit
+from clusterkernel.runtime.cloud import Pickler
+from clusterkernel.runtime.pickling import Counter, TooLarge
+
+__all__ = ["build", "build_map"]
+
+_FORMAT: Final = 1
+_MEND: Final = "Load the data inside the function, or give a path."
+
+
+def build(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    modules_root: Path | None = None,
+    limit: int = LIMIT,
+) -> Artefact:
+    """A call of a function.
+
+    Parameters
+    ----------
+    fn : callable
+    args, kwargs
+        What it is called with.
+    modules_root : Path, optional
+        Folder whose modules are taken along where the function needs them.
+    limit : int
+        Bytes that all may take.
+
+    Raises
+    ------
+    PayloadError
+        Something cannot be sent; the argument and the attribute path to it are named.
+    """
+    kwargs = dict(kwargs or {})
+    title = title_of(fn)
+    named = [*zip(_positional(fn, len(args)), args, strict=True), *kwargs.items()]
+    packer = Packer(main_namespace(), limit=limit)
+    try:
+        packer.add(title, fn, "function")
+        for name, value in named:
+            packer.add(name, value, "argument")
+    except TooLarge:
+        raise too_large(packer.measure([(title, fn), *named]), limit, _MEND) from None
+    body = {
+        **_body(fn),
+        "positional": [name for name, _ in named[: len(args)]],
+        "keywords": list(kwargs),
+    }
+    return Artefact(
+        kind="function",
+        title=title,
+        captured=tuple(packer.captured),
+        inputs_digest={name: digest(value) for name, value in named},
+        body=body,
+        files=_files({"call.pkl": packer.file}, packer),
+        taken=_modules(packer, fn, modules_root),
+    )
+
+
+def build_map(
+    fn: Callable[[Any], Any],
+    items: Iterable[Any],
+    *,
+    chunksize: int = 1,
+    modules_root: Path | None = None,
+    limit: int = LIMIT,
+) -> Artefact:
+    """A function over items, one array task for each `chunksize` of them.
+
+    Raises
+    ------
+    PayloadError
+        The function or an item cannot be sent.
+    """
+    namespace = main_namespace()
+    title = title_of(fn)
+    todo = list(items)
+    stream, ends, classes = io.BytesIO(), [0], {}
+    counter = Counter(stream, limit)
+    modules: set[str] = set()
+    for start in range(0, len(todo), chunksize):
+        chunk = todo[start : start + chunksize]
+        # Each task reads its own part alone, so each has a pickler of its own; classes are in call.pkl, once.
+        pickler = Pickler(counter, namespace, [namespace], by_reference=lambda _: True)
+        try:
+            pickler.dump(chunk)
+        except TooLarge:
+            sized = Packer(namespace).measure((f"item {i}", item) for i, item in enumerate(todo[: start + 1]))
+            raise too_large(sized, limit, _MEND) from None
+        except ClusterKernelError:
+            raise
+        except (Exception, RecursionError) as error:  # noqa: BLE001 - a value's own code may raise anything
+            clause = culprit.describe(error, pickler, chunk, "items")
+            clause = clause.replace(f"items[{_index(clause)}]", f"items[{start + _index(clause)}]", 1)
+            raise PayloadError(f"An item cannot be sent: {clause} does not pickle.", hint=_MEND) from error
+        ends.append(counter.size)
+        classes.update(pickler.classes)
+        modules |= pickler.modules
+    packer = Packer(namespace, limit=limit)
+    try:
+        packer.add(title, fn, "function")
+        packer.add("classes", list(classes.values()))
+    except TooLarge:
+        raise too_large(packer.measure([(title, fn)]), limit, _MEND) from None
+    packer.pickler.modules |= modules
+    index = struct.pack(f"<{len(ends)}Q", *ends)
+    return Artefact(
+        kind="function",
+        title=title,
+        captured=(packer.captured[0], Captured("items", f"{len(todo)} items", counter.size)),
+        body={**_body(fn), "array": True, "chunk": chunksize, "positional": ["item"], "keywords": []},
+        files=_files({"call.pkl": packer.file, "items.pkl": stream, "items.idx": index}, packer),
+        taken=_modules(packer, fn, modules_root),
+    )
+
+
+def title_of(fn: Callable[..., Any]) -> str:
+    """The function's name as a person knows it."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return str(getattr(fn, "__name__", None) or type(fn).__name__)
+
+
+def _index(clause: str) -> int:
+    number = clause.partition("items[")[2].partition("]")[0]
+    return int(number) if number.isdigit() else 0
+
+
+def _body(fn: Callable[..., Any]) -> dict[str, Any]:
+    accepted, any_keyword = [], False
+    try:
+        for parameter in inspect.signature(fn).parameters.values():
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                accepted.append(parameter.name)
+            any_keyword |= parameter.kind is parameter.VAR_KEYWORD
+    except (TypeError, ValueError):
+        any_keyword = True  # some builtin functions do not tell
+    return {"format": _FORMAT, "python": python_version(), "accepted": accepted, "any_keyword": any_keyword}
+
+
+def _positional(fn: Callable[..., Any], count: int) -> list[str]:
+    """The names of the first `count` parameters."""
+    names: list[str] = []
+    try:
+        for parameter in inspect.signature(fn).parameters.values():
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+                names.append(parameter.name)
+    except (TypeError, ValueError):
+        pass
+    return [names[i] if i < len(names) else f"args[{i}]" for i in range(count)]
+
+
+def _files(files: dict[str, Any], packer: Packer) -> dict[str, Any]:
+    if (sources := packer.sources()) is not None:
+        files["sources.json"] = sources
+    return files
+
+
+def _modules(packer: Packer, fn: Callable[..., Any], root: Path | None) -> tuple[Taken, ...]:
+    return ()

@@ -1,0 +1,72 @@
+"""What the notebook's functions and classes use of the notebook's names."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["follow", "globals_of"]
+
+
+def follow(wanted: Mapping[str, Any], namespace: dict[str, Any]) -> dict[str, str]:
+    """Names that are needed because functions and classes among `wanted` use them: name -> who does."""
+    found: dict[str, str] = {}
+    queue = list(wanted.items())
+    for name, value in queue:
+        for used in sorted(globals_of(value, namespace)):
+            if used not in wanted and used not in found:
+                found[used] = f"used by {name}"
+                queue.append((used, namespace[used]))
+    return found
+
+
+def globals_of(value: object, namespace: dict[str, Any]) -> set[str]:
+    """The notebook's names that a function or class of the notebook, or an object of such a class, uses."""
+    used: set[str] = set()
+    for function in _functions(value, namespace, set()):
+        used |= {name for name in _names(function.__code__) if name in namespace and not hasattr(builtins, name)}
+    return used
+
+
+def _functions(value: object, namespace: dict[str, Any], seen: set[int]) -> Iterator[types.FunctionType]:
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, types.FunctionType):
+        if value.__globals__ is namespace:
+            yield value
+        for cell in value.__closure__ or ():
+            try:
+                inner = cell.cell_contents
+            except ValueError:
+                continue
+            if isinstance(inner, types.FunctionType | types.MethodType | type | functools.partial):
+                yield from _functions(inner, namespace, seen)
+    elif isinstance(value, type):
+        if value.__module__ == "__main__":
+            for base in value.__mro__[:-1]:
+                if base.__module__ == "__main__":
+                    for member in vars(base).values():
+                        yield from _functions(member, namespace, seen)
+    elif isinstance(value, staticmethod | classmethod | types.MethodType):
+        yield from _functions(value.__func__, namespace, seen)
+        if isinstance(value, types.MethodType):
+            yield from _functions(value.__self__, namespace, seen)
+    elif isinstance(value, property):
+        for accessor in (value.fget, value.fset, value.fdel):
+            yield from _functions(accessor, namespace, seen)
+    elif isinstance(value, functools.partial):
+        for part in (value.func, *value.args, *value.keywords.values()):
+            yield from _functions(part, namespace, seen)
+    elif type(value).__module__ == "__main__":
+        yield from _functions(type(value), namespace, seen)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)

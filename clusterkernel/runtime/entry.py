@@ -1,0 +1,202 @@
+"""Runs a payload in a process of its own: what surrounds the user's code, and the report at its end.
+
+The process is a fork of the supervisor, or a rank under a launcher. It leaves
+``result.pkl``, ``error.pkl``, ``outputs/NAME.pkl`` and, last, ``report.json``.
+"""
+
+import os
+import signal
+import sys
+import types
+
+from . import failures, savers
+from .context import write_json
+
+_MAIN = "__main__"
+
+
+class Terminated(BaseException):
+    """The job is being ended; raised once, wherever the user's code is."""
+
+
+class Signals(object):
+    """What a signal does: while the user's code runs it raises, later it leaves little time.
+
+    A second one never breaks off the saving.
+    """
+
+    def __init__(self):
+        self.received = None
+        self.in_user_code = False
+        self.deadline = None  # a savers.Deadline, once saving has begun
+
+    def install(self):
+        """Take over the signals that end a job; those for checkpoints are left to the user's code and end nothing."""
+        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(signum, self._end)
+        for signum in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(signum, _ignore)
+
+    def _end(self, signum, frame):
+        first, self.received = self.received is None, signum
+        if self.in_user_code and first:
+            raise KeyboardInterrupt() if signum == signal.SIGINT else Terminated(signal.Signals(signum).name)
+        if self.deadline is not None:
+            self.deadline.hurry()
+
+
+def _ignore(*_):
+    # Not SIG_IGN, which programs that are started would inherit.
+    pass
+
+
+class LaunchFailed(Exception):
+    """The payload could not be brought to its first line."""
+
+
+def run(context):
+    """Run the payload.
+
+    Parameters
+    ----------
+    context : Context
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
+    signals = Signals()
+    signals.install()
+    try:
+        prepare(context)
+        program = load(context)
+    except LaunchFailed as error:
+        return _report_launch(context, str(error))
+    except Exception as error:  # whatever unpickling raised: it was not the user's code that failed
+        where = os.uname().nodename
+        failures.show(error)
+        return _report_launch(context, "%s: %s on %s" % (type(error).__name__, failures.one_line(error), where))
+    value, error = None, None
+    signals.in_user_code = True
+    try:
+        try:
+            value = program.run()
+        finally:
+            signals.in_user_code = False
+    except BaseException as raised:  # all that user code may raise becomes the report
+        error = raised
+    report = _finish(context, program, signals, value, error)
+    code = report["exit_code"]
+    write_json(os.path.join(context.out_dir, "report.json"), report)
+    _wind_up()
+    return code
+
+
+def prepare(context):
+    """Make the process what a script's would be: folder, path, arguments, streams."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+    workdir = context.spec.get("environment", {}).get("workdir") or os.getcwd()
+    try:
+        os.chdir(workdir)
+    except OSError as error:
+        raise LaunchFailed(
+            "The working folder %s cannot be used on %s: %s." % (workdir, os.uname().nodename, error.strerror)
+        )
+    payload_dir = os.path.join(context.job_dir, "payload")
+    root = context.runtime_root
+    rest = [entry for entry in sys.path if entry and os.path.abspath(entry) != root]
+    sys.path[:] = [os.path.join(payload_dir, "modules"), workdir] + [entry for entry in rest if entry != workdir]
+    from importlib.util import find_spec
+
+    if find_spec("clusterkernel") is None:
+        sys.path += [os.path.join(root, "shim"), root]
+    main_file = os.path.join(payload_dir, "main.py")
+    sys.argv = [main_file]
+    # Spawned workers import the main module's file, which finds the runtime through this.
+    os.environ["CLUSTERKERNEL_RUNTIME"] = root
+    _fresh_main(main_file)
+
+
+def _fresh_main(main_file):
+    module = types.ModuleType(_MAIN)
+    module.__file__ = main_file
+    module.__builtins__ = sys.modules["builtins"]
+    sys.modules[_MAIN] = module
+    if "__mp_main__" in sys.modules:
+        sys.modules["__mp_main__"] = module
+
+
+def load(context):
+    """The program that the payload holds."""
+    told, here = context.payload.get("python"), "%d.%d" % sys.version_info[:2]
+    if told not in (None, here):
+        raise LaunchFailed(
+            "It was sent from Python %s, and %s has Python %s (%s)."
+            % (told, os.uname().nodename, here, sys.executable)
+        )
+    if context.payload["kind"] == "cell":
+        from .cellrun import Cell
+
+        return Cell(context)
+    from .callrun import Call
+
+    return Call(context)
+
+
+def global_rank(context):
+    """This process's number among all ranks of the job."""
+    return int(os.environ.get("RANK") or context.rank)
+
+
+def _finish(context, program, signals, value, error):
+    """Save what there is to save; the report."""
+    deadline = signals.deadline = savers.Deadline(quick=signals.received is not None)
+    report = {"state": "SUCCEEDED", "reason": "", "exit_code": 0, "error": None, "result": "none", "outputs": {}}
+    if error is not None:
+        report.update(failures.judge(error, signals.received))
+        if report["state"] == "FAILED" and isinstance(error, Exception):
+            savers.save_error(error, os.path.join(context.out_dir, "error.pkl"), program)
+    with deadline:
+        if error is None and value is not None:
+            size, why = savers.save(value, os.path.join(context.out_dir, "result.pkl"), program, "result", deadline)
+            report["result"] = "failed" if why else "ok"
+            if why:
+                report.update(
+                    state="RESULT_FAILED",
+                    reason="The result could not be saved: %s." % why,
+                    exit_code=1,
+                )
+        if global_rank(context) == 0:
+            report["outputs"] = savers.save_outputs(program, os.path.join(context.out_dir, "outputs"), deadline)
+    return report
+
+
+def _report_launch(context, reason):
+    sys.stderr.write(reason + "\n")
+    report = {"state": "LAUNCH_FAILED", "reason": reason, "exit_code": 1, "error": None, "result": "none"}
+    report["outputs"] = {}
+    write_json(os.path.join(context.out_dir, "report.json"), report)
+    return 1
+
+
+def _wind_up():
+    """What Python does at its end, and a fork that leaves by ``os._exit`` does not: threads, exit functions, streams."""
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(signum, signal.SIG_DFL)
+    try:
+        import threading
+
+        getattr(threading, "_shutdown", lambda: None)()
+        import atexit
+
+        getattr(atexit, "_run_exitfuncs", lambda: None)()
+    except BaseException as error:  # the report is written: a late complaint is shown and changes nothing
+        failures.show(error)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass

@@ -1,0 +1,87 @@
+"""What the user's code raised, in words."""
+
+import os
+import signal
+import sys
+import traceback
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def one_line(error):
+    """The first line of an exception's text."""
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # a broken __str__ is no reason to lose the report
+        return "(its text cannot be had)"
+    return lines[0] if lines else ""
+
+
+def _ours(filename):
+    folder = os.path.dirname(os.path.abspath(filename))
+    return folder == _HERE or os.path.basename(folder) == "asyncio"
+
+
+def trim(error):
+    """Take our own frames off the start of the traceback."""
+    tb = error.__traceback__
+    while tb is not None and _ours(tb.tb_frame.f_code.co_filename):
+        tb = tb.tb_next
+    if tb is not None or error.__traceback__ is None:
+        error.__traceback__ = tb
+    return error
+
+
+def text_of(error):
+    """The traceback as text, as Python prints it, without our own frames."""
+    trim(error)
+    try:
+        return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except Exception as other:  # a broken __str__ or __repr__
+        return "%s (its traceback cannot be shown: %s)\n" % (type(error).__name__, type(other).__name__)
+
+
+def show(error):
+    """Print the traceback where the job's errors go."""
+    sys.stderr.write(text_of(error))
+
+
+def judge(error, received):
+    """State, reason, exit code and error of a report, for what ended the user's code.
+
+    Parameters
+    ----------
+    error : BaseException
+    received : int or None
+        The signal that came before.
+    """
+    if isinstance(error, SystemExit):
+        code = error.code
+        if code is None or code == 0:
+            return {}
+        if not isinstance(code, int):
+            sys.stderr.write("%s\n" % (code,))
+            return {"state": "FAILED", "reason": one_line(code), "exit_code": 1}
+        return {"state": "FAILED", "reason": "sys.exit(%d) was called." % code, "exit_code": code & 0xFF or 1}
+    text = text_of(error)
+    sys.stderr.write(text)
+    told = {"type": type(error).__name__, "message": _message(error), "traceback": text}
+    if received is not None and isinstance(error, (KeyboardInterrupt, _terminated())):
+        reason = "It was ended by %s (%d)." % (signal.Signals(received).name, received)
+        return {"state": "CANCELLED", "reason": reason, "exit_code": 128 + received, "error": told}
+    line = one_line(error)
+    reason = "%s: %s" % (told["type"], line) if line else told["type"]
+    return {"state": "FAILED", "reason": reason, "exit_code": 1, "error": told}
+
+
+def _terminated():
+    from .entry import Terminated
+
+    return Terminated
+
+
+def _message(error):
+    try:
+        return str(error)
+    except Exception:  # as above
+        return ""

@@ -1,0 +1,45 @@
+"""Small readings of a payload's folder."""
+
+import json
+import linecache
+import os
+import types
+
+from .pickling import Unpickler
+
+
+def learn_sources(folder):
+    """Let linecache know the notebook's cells that functions came from."""
+    try:
+        with open(os.path.join(folder, "sources.json"), "rb") as file:
+            sources = json.loads(file.read().decode("utf-8"))
+    except (IOError, OSError):
+        return
+    for filename, text in sources.items():
+        remember(filename, text)
+
+
+def remember(filename, text):
+    """A source for linecache; without a time it is never looked up on disk."""
+    linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+
+
+def publish(namespace, value):
+    """Let a function or class of the notebook be found under its name, as `multiprocessing` looks for it."""
+    name = getattr(value, "__qualname__", None)
+    if isinstance(value, (types.FunctionType, type)) and value.__module__ == "__main__" and name and "." not in name:
+        namespace.setdefault(name, value)
+
+
+def changes(folder, loader):
+    """Parameters that a rerun replaced: name -> value. Later files win."""
+    found = {}
+    number = 1
+    while True:
+        try:
+            file = open(os.path.join(folder, "changes-%d.pkl" % number), "rb")
+        except (IOError, OSError):
+            return found
+        with file:
+            found.update(Unpickler(file, loader).load())
+        number += 1

@@ -1,0 +1,196 @@
+"""Saving what a payload made: each value in a file of its own, whole or not at all."""
+
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+import types
+
+from . import culprit, pickling
+
+LIMIT = 1 << 30
+TIME = 600.0
+# After a signal: the supervisor waits 25 s before it kills, Slurm 30 s.
+QUICK = 12.0
+
+
+class TooLong(Exception):
+    """The time for saving is over."""
+
+
+class Deadline(object):
+    """The time that all saving may take; as a context manager it also breaks off code that hangs.
+
+    Parameters
+    ----------
+    quick : bool
+        Whether the job is being ended.
+    """
+
+    def __init__(self, quick=False):
+        self.end = time.time() + (QUICK if quick else TIME)
+        self._armed = False
+
+    def hurry(self):
+        """The job is being ended: finish soon."""
+        self.end = min(self.end, time.time() + QUICK)
+        self._arm()
+
+    def check(self):
+        """Raise `TooLong` once the time is over."""
+        if time.time() >= self.end:
+            raise TooLong()
+
+    def _arm(self):
+        if self._armed:
+            signal.setitimer(signal.ITIMER_REAL, max(0.05, self.end - time.time()), 1.0)
+
+    def __enter__(self):
+        self._before = signal.signal(signal.SIGALRM, self._over)
+        self._armed = True
+        self._arm()
+        return self
+
+    def __exit__(self, *_):
+        self._armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._before or signal.SIG_DFL)
+
+    def _over(self, *_):
+        if self._armed:
+            raise TooLong()
+
+
+class _Sink(pickling.Counter):
+    def __init__(self, file, deadline):
+        pickling.Counter.__init__(self, file, LIMIT)
+        self._deadline = deadline
+
+    def write(self, data):
+        if self._deadline is not None:
+            self._deadline.check()
+        return pickling.Counter.write(self, data)
+
+
+class _NeedsMore(Exception):
+    pass
+
+
+class _PlainPickler(pickle.Pickler):
+    """For values without anything of the notebook's in them: saves the import of cloudpickle."""
+
+    def reducer_override(self, obj):
+        kind = type(obj)
+        if issubclass(kind, (type, types.FunctionType, types.ModuleType, BaseException)):
+            module = sys.modules.get(getattr(obj, "__module__", None) or "")
+            name = getattr(obj, "__qualname__", "")
+            if module is None or module.__name__ in ("__main__", "__mp_main__"):
+                raise _NeedsMore()
+            if pickling.look_up(vars(module), name) is not obj:
+                raise _NeedsMore()
+        return NotImplemented
+
+
+def save(value, path, program, name, deadline=None):
+    """Pickle a value into a file.
+
+    Parameters
+    ----------
+    value : object
+    path : str
+    program : Call or Cell
+        Its namespace and loader say what the notebook knows already.
+    name : str
+        What the person calls it.
+    deadline : Deadline, optional
+
+    Returns
+    -------
+    size : int or None
+    why : str or None
+        What was wrong, where it could not be saved.
+    """
+    temporary = "%s.%s.%d.tmp" % (path, socket.gethostname(), os.getpid())
+    pickler = None
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            if not _save_plain(value, file, deadline):
+                file.seek(0)
+                file.truncate()
+                pickler = _cloud_pickler(_Sink(file, deadline), program)
+                pickler.dump(value)
+            size = file.tell()
+        os.replace(temporary, path)
+        return size, None
+    except TooLong:
+        why = "the time for saving was over"
+    except pickling.TooLarge:
+        why = "it is larger than %d MiB" % (LIMIT >> 20)
+    except OSError as error:
+        why = "%s: %s" % (path, error.strerror or error)
+    except ImportError as error:
+        why = "%s on %s" % (error, os.uname().nodename)
+    except Exception as error:  # the code of the value's own type may raise anything
+        why = "%s does not pickle" % culprit.describe(error, pickler, value, name)
+    try:
+        os.unlink(temporary)
+    except OSError:
+        pass
+    return None, why
+
+
+def _save_plain(value, file, deadline):
+    if "cloudpickle" in sys.modules or sys.version_info < (3, 8):
+        return False
+    try:
+        _PlainPickler(_Sink(file, deadline), pickle.HIGHEST_PROTOCOL).dump(value)
+        return True
+    except (TooLong, pickling.TooLarge, OSError):
+        raise
+    except Exception:  # cloudpickle tries again, and its complaint counts
+        return False
+
+
+def _cloud_pickler(sink, program):
+    from .cloud import Pickler
+
+    known = program.loader.known
+    return Pickler(sink, program.namespace, by_reference=lambda key: key in known)
+
+
+def save_error(error, path, program):
+    """Keep an exception for the notebook to raise; where it does not pickle, its text has to do."""
+    try:
+        deadline = Deadline(quick=True)
+        with open(os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            _cloud_pickler(_Sink(file, deadline), program).dump(error)
+        os.replace(path + ".tmp", path)
+    except Exception:  # as above: best effort
+        try:
+            os.unlink(path + ".tmp")
+        except OSError:
+            pass
+
+
+def save_outputs(program, folder, deadline):
+    """Save every name that the payload says is an output.
+
+    Returns
+    -------
+    dict
+        Name -> size, type and error.
+    """
+    outputs = {}
+    for name in program.outputs:
+        if name not in program.namespace:
+            continue
+        value = program.namespace[name]
+        if isinstance(value, types.ModuleType):
+            continue
+        if not os.path.isdir(folder):
+            os.makedirs(folder, 0o700, exist_ok=True)
+        size, why = save(value, os.path.join(folder, name + ".pkl"), program, name, deadline)
+        outputs[name] = {"size": size, "type": type(value).__name__, "error": why}
+    return outputs

@@ -1,0 +1,69 @@
+"""Tab on a magic's line, as a front end asks for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernel.conftest import CEILING, Kernel
+
+
+def tab(kernel: Kernel, code: str) -> list[str]:
+    """What Tab offers at the bar in `code`, as whole replacements of what stands before it."""
+    at = code.index("|")
+    whole = code.replace("|", "")
+    message = kernel.client.complete(whole, at)
+    while True:
+        reply = kernel.client.get_shell_msg(timeout=CEILING)
+        if reply["parent_header"].get("msg_id") == message:
+            content = reply["content"]
+            return [whole[: content["cursor_start"]] + match for match in content["matches"]]
+
+
+@pytest.mark.parametrize("magic", ["%%cluster_train", "%%ck", "%ck", "%cluster"])
+def test_options_complete_everywhere(kernel: Kernel, magic: str) -> None:
+    assert set(tab(kernel, f"{magic} --gpu|")) == {f"{magic} --gpus", f"{magic} --gpus-per-node"}
+    assert tab(kernel, f"{magic} --nodes 2 --no|") == [], "what was given is not offered again"
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("%%ck --backend s|", ["%%ck --backend slurm"]),
+        ("%%ck --backend=s|", ["%%ck --backend=slurm"]),
+        ("%%ck --launcher tor|", ["%%ck --launcher torchrun"]),
+        ("%%ck --exclusive |", ["%%ck --exclusive no", "%%ck --exclusive yes"]),
+        ("%cluster st|", ["%cluster status"]),
+        ("%ck jobs --st|", ["%ck jobs --state"]),
+        ("%ck jobs --state TIM|", ["%ck jobs --state TIMED_OUT"]),
+        ("frame = %cluster_jobs --st|", ["frame = %cluster_jobs --state"]),
+        ("%%ck -o mo|\nmodel = 1\nmore = 2", ["%%ck -o model", "%%ck -o more"]),
+        ("%%ck -o more,mo|\nmodel = 1\nmore = 2", ["%%ck -o more,model", "%%ck -o more,more"]),
+        ("%%ck -i |\nmodel = base", ["%%ck -i base"]),
+        ("%%ck --as |", None),
+        ("x = 1 --gpu|", []),
+    ],
+)
+def test_values_complete(kernel: Kernel, code: str, expected: list[str] | None) -> None:
+    kernel.good("base = 1")
+    offered = tab(kernel, code)
+    if expected is None:
+        assert code.replace("|", "base") in offered
+    else:
+        assert sorted(offered) == expected
+
+
+def test_profiles_complete(kernel: Kernel) -> None:
+    kernel.good("open('.clusterkernel.toml', 'w').write('[profiles.h100]\\nnodes = 2\\n')")
+    assert tab(kernel, "%%ck --profile h|") == ["%%ck --profile h100"]
+
+
+def test_jobs_and_their_names_complete(kernel: Kernel) -> None:
+    kernel.good("%%ck --wait\nmodel = 1\nmore = 2")
+    assert tab(kernel, "%cluster_logs |") == ["%cluster_logs 1"]
+    assert sorted(tab(kernel, "%cluster_bind 1 mo|")) == ["%cluster_bind 1 model", "%cluster_bind 1 more"]
+    assert tab(kernel, "%cluster_wait 1 |") == ["%cluster_wait 1 1"]
+
+
+def test_nothing_of_ours_is_offered_after_unloading(kernel: Kernel) -> None:
+    kernel.good("%unload_ext clusterkernel")
+    assert not [one for one in tab(kernel, "%%cluster_train --gpu|") if "gpus" in one]

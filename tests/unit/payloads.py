@@ -1,0 +1,77 @@
+"""Runs payloads as the shipped runtime does: a supervisor in a process of its own, in a hand-made job folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import clusterkernel.runtime
+from clusterkernel.payload import Artefact
+
+
+class Ran:
+    """A payload that ran to its end."""
+
+    def __init__(self, job: Path, process: subprocess.CompletedProcess[str], task: int = 0) -> None:
+        self.job = job
+        self.payload = job / "payload"
+        self.out = job / "out" / "0" / f"{task}.0"
+        self.code = process.returncode
+        self.said = process.stderr
+        self.stdout = _text(self.out / "stdout")
+        self.stderr = _text(self.out / "stderr")
+        report = self.out / "report.json"
+        self.report: dict[str, Any] = json.loads(report.read_text()) if report.exists() else {}
+
+    @property
+    def state(self) -> str | None:
+        return self.report.get("state")
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def lay_out(folder: Path, artefact: Artefact, **spec: Any) -> Path:
+    """A job folder with this payload; gives the runtime's path beside it."""
+    runtime = folder / "runtime"
+    runtime.mkdir(parents=True)
+    (runtime / "ckruntime").symlink_to(Path(clusterkernel.runtime.__path__[0]))
+    (runtime / "shim" / "clusterkernel").mkdir(parents=True)
+    (runtime / "shim" / "clusterkernel" / "__init__.py").write_text("from ckruntime.metrics import log, progress\n")
+    (runtime / "__main__.py").write_text("from ckruntime.cli import main\n\nmain()\n")
+    work = folder / "work"
+    work.mkdir()
+    job = folder / "job"
+    for name in ("payload", "claims", "events/0", "out"):
+        (job / name).mkdir(parents=True)
+    artefact.write(job / "payload")
+    spec.setdefault("environment", {"workdir": str(work)})
+    record = {"id": "1", "spec": spec, "array": bool(artefact.body.get("array"))}
+    (job / "job.json").write_text(json.dumps(record))
+    return runtime
+
+
+def command(folder: Path, *, python: str = sys.executable) -> list[str]:
+    return [python, str(folder / "runtime"), "supervise", str(folder / "job")]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "CLUSTERKERNEL_"))}
+    return {**clean, "PYTHONDONTWRITEBYTECODE": "1", **extra}
+
+
+def run(artefact: Artefact, folder: Path, *, task: int | None = None, env: dict[str, str] | None = None, **spec: Any) -> Ran:
+    if not (folder / "job").exists():
+        lay_out(folder, artefact, **spec)
+    extra = dict(env or {})
+    if task is not None:
+        extra.update(SLURM_ARRAY_TASK_ID=str(task), SLURM_ARRAY_JOB_ID="7")
+    process = subprocess.run(
+        command(folder), env=environment(**extra), capture_output=True, text=True, timeout=120, check=False
+    )
+    return Ran(folder / "job", process, task or 0)
