@@ -11,20 +11,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import getpass
 import json
 import os
 import secrets
+import shlex
 import stat
 import time
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from clusterkernel.errors import JobRootError, UnknownJobError
-from clusterkernel.records import End, JobRecord, Submission
+from clusterkernel.records import End, JobRecord, Submission, user
 
 __all__ = ["JobFolder", "check_private", "write_atomic"]
+
+_Kind = TypeVar("_Kind")
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -46,6 +49,22 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         return b""
+
+
+def _decoded(path: Path, kind: type[_Kind]) -> _Kind | None:
+    """The file's value; None where it is not there yet, or cannot be read."""
+    try:
+        return msgspec.json.decode(_read(path), type=kind)
+    except msgspec.DecodeError:
+        return None
+
+
+class _CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Which tasks were asked to be cancelled; none for all of them."""
+
+    tasks: tuple[int, ...]
+    time: float
+    by: str
 
 
 class JobFolder:
@@ -100,14 +119,18 @@ class JobFolder:
         """The records of one process's supervisor."""
         return self.path / "events" / str(attempt) / f"{task}.{rank}.jsonl"
 
+    def shell_events(self, attempt: int = 0, task: int = 0) -> Path:
+        """The batch shell's last record."""
+        return self.path / "events" / str(attempt) / f"{task}.shell.jsonl"
+
     def out(self, attempt: int = 0, task: int = 0, rank: int = 0) -> Path:
         """What one process left: its output, metrics and results."""
         return self.path / "out" / str(attempt) / f"{task}.{rank}"
 
     def submission(self) -> Submission | None:
         """The platform's answer, once there is one."""
-        data = _read(self.path / "submission.json")
-        return msgspec.json.decode(data, type=Submission) if data else None
+        # A damaged answer counts as a lost one: the job is found again by its key.
+        return _decoded(self.path / "submission.json", Submission)
 
     def write_submission(self, submission: Submission) -> None:
         """Keep the platform's answer."""
@@ -123,20 +146,22 @@ class JobFolder:
 
     def cancel_request(self) -> tuple[int, ...] | None:
         """The array tasks that were asked to be cancelled, empty for all; None if nobody asked."""
-        data = _read(self.path / "cancel.json")
-        return tuple(json.loads(data)["tasks"]) if data else None
+        path = self.path / "cancel.json"
+        request = _decoded(path, _CancelRequest)
+        if request is not None:
+            return request.tasks
+        return () if _read(path) else None  # damaged, but somebody asked
 
     def request_cancel(self, tasks: tuple[int, ...] = ()) -> None:
         """Write down that a cancel was asked for, before the platform is told."""
         if tasks and (earlier := self.cancel_request()) is not None:
             tasks = tuple(sorted({*tasks, *earlier})) if earlier else ()
-        body = {"tasks": list(tasks), "time": time.time(), "by": getpass.getuser()}
-        write_atomic(self.path / "cancel.json", json.dumps(body).encode())
+        request = _CancelRequest(tasks=tasks, time=time.time(), by=user())
+        write_atomic(self.path / "cancel.json", msgspec.json.encode(request))
 
     def end(self, task: int = 0) -> End | None:
         """How the task ended, where the platform had to tell."""
-        data = _read(self.path / "ends" / f"{task}.json")
-        return msgspec.json.decode(data, type=End) if data else None
+        return _decoded(self.path / "ends" / f"{task}.json", End)
 
     def write_end(self, task: int, end: End) -> None:
         """Keep how the task ended: the platform forgets."""
@@ -156,7 +181,7 @@ class JobFolder:
         Raises
         ------
         JobRootError
-            The folder or its root belongs to, or can be written by, another.
+            The folder or its root belongs to, or can be written by, another; or it is gone.
         """
         for path in (self.path.parent, self.path, self.payload):
             check_private(path)
@@ -173,8 +198,17 @@ class JobFolder:
 
 def check_private(path: Path) -> None:
     """Raise `JobRootError` where somebody else could write to `path`."""
-    about = os.stat(path)
-    if about.st_uid != os.geteuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    try:
+        about = os.stat(path)
+    except FileNotFoundError:
+        raise JobRootError(f"{path} is not there any more.", hint="%cluster_jobs lists what is.") from None
+    if about.st_uid != os.geteuid():
         raise JobRootError(
-            f"{path} can be written by another user, so nothing in it is loaded.", hint=f"chmod go-w {path}"
+            f"{path} belongs to another user, so nothing in it is loaded.",
+            hint="Set CLUSTERKERNEL_JOB_ROOT to a folder of yours.",
+        )
+    if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise JobRootError(
+            f"{path} can be written by another user, so nothing in it is loaded.",
+            hint=f"Check what is in it, then: chmod go-w {shlex.quote(str(path))}",
         )

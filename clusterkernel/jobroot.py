@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 import clusterkernel.runtime
-from clusterkernel.errors import JobRootError, UnknownJobError
+from clusterkernel.errors import ClusterKernelError, JobRootError, UnknownJobError
 from clusterkernel.jobfolder import JobFolder, check_private, write_atomic
 from clusterkernel.records import JobRecord
 
-__all__ = ["JobRoot", "default_root"]
+__all__ = ["JobRoot", "default_root", "identity"]
+
+IDENTITY: Final = ".identity"
+# Names the largest number, where its folder was removed.
+_LAST: Final = ".last-"
+# What a removed folder is called until it is gone.
+_REMOVED: Final = ".removed-"
+_NUMBER: Final = re.compile(r"[1-9][0-9]{0,17}")
 
 
 def default_root() -> Path:
@@ -54,7 +63,8 @@ class JobRoot:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             check_private(self.path)
             if not os.access(self.path, os.W_OK | os.X_OK):
-                raise PermissionError(13, "Permission denied")
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            self._mark_identity()
         except JobRootError:
             raise
         except OSError as error:
@@ -80,7 +90,26 @@ class JobRoot:
             of a creation that was interrupted, and no job.
         """
         self.ensure()
-        folder = JobFolder(self._claim())
+        try:
+            folder = JobFolder(self._claim())
+            try:
+                self._fill(folder, make, write_payload)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    self.remove(folder)
+                raise
+        except ClusterKernelError:
+            raise
+        except OSError as error:
+            where = f": {error.filename}" if error.filename else ""
+            raise JobRootError(
+                f"A job folder cannot be made in {self.path}: {error.strerror or error}{where}.",
+                hint="Make room there, or set CLUSTERKERNEL_JOB_ROOT to another folder that the nodes share.",
+            ) from error
+        return folder
+
+    @staticmethod
+    def _fill(folder: JobFolder, make: Callable[[str, str], JobRecord], write_payload: Callable[[Path], None]) -> None:
         record = make(folder.id, secrets.token_hex(8))
         for name in ("payload", "claims", "ends", "out", "events"):
             os.mkdir(folder.path / name, 0o700)
@@ -93,12 +122,20 @@ class JobRoot:
             _touch(folder.path / name)
         write_atomic(folder.path / "job.json", msgspec.json.encode(record))
         folder.__dict__["record"] = record
-        return folder
+
+    def _mark_identity(self) -> None:
+        """Give the root a random word of its own, by which a root that was deleted and made again is another."""
+        if identity(self.path):
+            return
+        with contextlib.suppress(FileExistsError):  # another process was first
+            file = os.open(self.path / IDENTITY, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            with open(file, "w") as words:
+                words.write(secrets.token_hex(8))
 
     def _claim(self) -> Path:
         """The next free number: ``mkdir`` is atomic, also on NFS."""
         if self._next == 1:
-            self._next = max(self._numbers(), default=0) + 1
+            self._next = self._highest() + 1
         conflicts = 0
         while True:
             path = self.path / str(self._next)
@@ -109,17 +146,30 @@ class JobRoot:
             except FileExistsError:
                 conflicts += 1
                 if conflicts % 8 == 0:
-                    self._next = max(self._numbers(), default=0) + 1
+                    self._next = self._highest() + 1
 
     def ids(self) -> list[str]:
         """The numbers that were given, by size; a folder that is still being made is among them."""
         return [str(number) for number in sorted(self._numbers())]
 
     def _numbers(self) -> Iterator[int]:
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
-            for entry in entries:
-                if entry.name.isdigit():
-                    yield int(entry.name)
+        return (int(name) for name in self._names() if _NUMBER.fullmatch(name))
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.path)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise JobRootError(
+                f"The job root {self.path} cannot be used: {error.strerror}.",
+                hint="Set CLUSTERKERNEL_JOB_ROOT to a folder of yours that the nodes share.",
+            ) from error
+
+    def _highest(self) -> int:
+        """The largest number that was ever given."""
+        given = (name.removeprefix(_LAST) for name in self._names())
+        return max((int(number) for number in given if _NUMBER.fullmatch(number)), default=0)
 
     def folders(self) -> list[JobFolder]:
         """The folders of all jobs, by number. Those that have no ``job.json`` are left out."""
@@ -141,15 +191,29 @@ class JobRoot:
         UnknownJobError
             There is none.
         """
-        if not job_id.isdigit():
+        if not _NUMBER.fullmatch(job_id):
             raise UnknownJobError(f"{job_id!r} is not a job's number.", hint="%cluster_jobs lists all.")
         folder = JobFolder(self.path / job_id)
         folder.record  # noqa: B018 - raises where there is none
         return folder
 
     def remove(self, folder: JobFolder) -> None:
-        """Delete a job's folder. The number is not given again while a later one exists."""
-        shutil.rmtree(folder.path)
+        """Delete a job's folder. Its number is never given again: ledgers and people remember it.
+
+        From the first moment it is no job any more, however far the deletion comes.
+        """
+        number, highest = int(folder.id), self._highest()
+        if number >= highest:  # the mark stands before the folder goes
+            os.close(os.open(self.path / f"{_LAST}{number}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        os.rename(folder.path, self.path / f"{_REMOVED}{number}.{secrets.token_hex(4)}")
+        for name in self._names():
+            path = self.path / name
+            if name.startswith(_REMOVED):
+                # What a killed process left too. What cannot go yet (NFS keeps open files) goes next time.
+                shutil.rmtree(path, ignore_errors=True)
+            elif name.startswith(_LAST) and name != f"{_LAST}{max(number, highest)}":
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def runtime(self) -> Path:
         """Lay out what runs inside a job, once for each version of it.
@@ -161,22 +225,50 @@ class JobRoot:
         """
         digest, files = _runtime_files()
         target = self.path / ".runtime" / digest
-        if (target / "__main__.py").is_file():
+        if not _lacks(target, files):
             return target
         self.ensure()
-        target.parent.mkdir(mode=0o700, exist_ok=True)
         temporary = target.with_name(f".{digest}.{secrets.token_hex(4)}")
-        for name, data in files.items():
-            path = temporary / name
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.write_bytes(data)
         try:
-            os.rename(temporary, target)
-        except OSError:
-            shutil.rmtree(temporary)  # another process was first
-            if not (target / "__main__.py").is_file():
-                raise
+            target.parent.mkdir(mode=0o700, exist_ok=True)
+            for name, data in files.items():
+                path = temporary / name
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.write_bytes(data)
+            with contextlib.suppress(OSError):  # another process was first, or the copy lost a file
+                os.rename(temporary, target)
+            for name in _lacks(target, files):
+                path = target / name
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_atomic(path, files[name])
+        except OSError as error:
+            raise JobRootError(
+                f"What runs inside a job cannot be laid into {target.parent}: {error.strerror}.",
+                hint="Make room there, or set CLUSTERKERNEL_JOB_ROOT to another folder that the nodes share.",
+            ) from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
         return target
+
+
+def identity(root: Path) -> str:
+    """The random word of a job root; empty where it has none yet."""
+    try:
+        return (root / IDENTITY).read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def _lacks(target: Path, files: Mapping[str, bytes]) -> list[str]:
+    """Which files of the runtime are not there, or not whole: scratch file systems are swept by age."""
+    lacking = []
+    for name, data in files.items():
+        try:
+            if os.stat(target / name).st_size != len(data):
+                lacking.append(name)
+        except OSError:
+            lacking.append(name)
+    return lacking
 
 
 _MAIN: Final = b"from ckruntime.cli import main\n\nmain()\n"

@@ -12,19 +12,25 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import shlex
 import sqlite3
 import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from clusterkernel.errors import JobRootError
+from clusterkernel.jobroot import identity
 
 __all__ = ["Ledger", "local_dir"]
 
 SCHEMA: Final = 1
+_MEMORY: Final = ":memory:"
+# Seconds to wait for another process's write.
+_PATIENCE: Final = 10.0
+_Result = TypeVar("_Result")
 _TABLES: Final = (
     "answers (backend TEXT, job TEXT, at REAL, body BLOB, PRIMARY KEY (backend, job))",
     "asked (backend TEXT PRIMARY KEY, at REAL)",
@@ -51,9 +57,14 @@ def local_dir() -> Path:
         raise JobRootError(
             f"{path} cannot be made: {error.strerror}.", hint="Set CLUSTERKERNEL_LOCAL_DIR to a folder of yours."
         ) from error
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
         raise JobRootError(
-            f"{path} is not a private folder of yours.", hint="Remove it, or set CLUSTERKERNEL_LOCAL_DIR."
+            f"{path} is not a folder of yours.", hint="Set CLUSTERKERNEL_LOCAL_DIR to one on a local disk."
+        )
+    if about.st_mode & 0o077:
+        raise JobRootError(
+            f"{path} is open to other users.",
+            hint=f"chmod 700 {shlex.quote(str(path))}, or set CLUSTERKERNEL_LOCAL_DIR to another folder.",
         )
     return path
 
@@ -68,54 +79,83 @@ class Ledger:
 
     Notes
     -----
-    A connection belongs to the process that opened it: it is dropped, not
-    closed, in a forked child. A damaged file is put aside and made anew; a
-    file of another schema has another name.
+    A connection belongs to the process that opened it: a forked child leaves
+    it alone and opens its own. A damaged file is made anew; a file of another
+    schema has another name. Where the disk takes no file, the cache is in memory.
     """
 
     def __init__(self, root: Path) -> None:
-        digest = hashlib.sha256(os.fsencode(root.absolute())).hexdigest()[:12]
+        # A root that was deleted and made again gives the same numbers to other jobs.
+        words = os.fsencode(root.absolute()) + b"\0" + identity(root).encode()
+        digest = hashlib.sha256(words).hexdigest()[:12]
         self._base = local_dir() / f"{digest}.v{SCHEMA}"
         self._path = self._base.with_suffix(f".v{SCHEMA}.sqlite")
         self._connection: sqlite3.Connection | None = None
         self._pid = 0
+        self._inherited: list[sqlite3.Connection] = []
         self._lock = threading.RLock()
 
     def _connect(self) -> sqlite3.Connection:
         if self._connection is not None and self._pid == os.getpid():
             return self._connection
-        try:
-            connection = self._open()
-        except sqlite3.DatabaseError:
-            self._discard()
-            connection = self._open()
-        self._connection, self._pid = connection, os.getpid()
-        return connection
+        if self._connection is not None:
+            # Closing it would meddle with the parent's locks; so would its end as garbage.
+            self._inherited.append(self._connection)
+        self._connection, self._pid = self._open(str(self._path)), os.getpid()
+        return self._connection
 
-    def _open(self) -> sqlite3.Connection:
-        os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600))
-        connection = sqlite3.connect(self._path, timeout=10, isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=OFF")
-        for table in _TABLES:
-            connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+    def _open(self, path: str) -> sqlite3.Connection:
+        if path != _MEMORY:
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        connection = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
+        try:
+            deadline = time.monotonic() + _PATIENCE
+            while True:
+                try:
+                    connection.execute("PRAGMA journal_mode=WAL")
+                    break
+                except sqlite3.OperationalError as error:
+                    # SQLite does not wait by itself here, where several open a new file at once.
+                    if not _busy(error) or time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.02)
+            connection.execute("PRAGMA synchronous=OFF")
+            for table in _TABLES:
+                connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def _run(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        return self._do(lambda connection: connection.execute(sql, values).fetchall())
+
+    def _do(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        """Do something with the file, which may be damaged, replaced by another process, or impossible."""
         with self._lock:
-            try:
-                return self._connect().execute(sql, values).fetchall()
-            except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
-                    raise
-                self._connection = None
-                self._discard()
-                return self._connect().execute(sql, values).fetchall()
+            for mend in (self.close, self._discard, self._use_memory):
+                try:
+                    return action(self._connect())
+                except (sqlite3.DatabaseError, OSError) as error:
+                    if isinstance(error, sqlite3.ProgrammingError):
+                        raise
+                    if _busy(error):
+                        raise JobRootError(
+                            f"{self._path} is kept locked by another process.", hint="End that process, or try again."
+                        ) from error
+                    mend()
+            return action(self._connect())
+
+    def _use_memory(self) -> None:
+        self.close()
+        self._connection, self._pid = self._open(_MEMORY), os.getpid()
 
     def _discard(self) -> None:
         """Remove a damaged file: it is only a cache."""
+        self.close()
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
         for path in self._path.parent.glob(self._path.name + "*"):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 path.unlink()
 
     # -- the platform's answers -----------------------------------------------
@@ -123,6 +163,7 @@ class Ledger:
     @contextlib.contextmanager
     def _turn(self, backend: str) -> Iterator[bool]:
         """Whether it is this process's turn to ask; never waits, and is free again when the holder dies."""
+        self._base.parent.mkdir(mode=0o700, exist_ok=True)  # folders of temporary files are swept
         file = os.open(f"{self._base}.{backend}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             try:
@@ -130,7 +171,11 @@ class Ledger:
             except BlockingIOError:
                 yield False
                 return
-            yield True
+            try:
+                yield True
+            finally:
+                # Closing is not enough where the process forked meanwhile: the child has the lock too.
+                fcntl.flock(file, fcntl.LOCK_UN)
         finally:
             os.close(file)
 
@@ -169,15 +214,18 @@ class Ledger:
                 if mine and not (asked and 0 <= time.time() - asked[0][0] < max_age):
                     self._run("INSERT OR REPLACE INTO asked VALUES (?, ?)", (backend, time.time()))
                     fresh = ask()
-                    rows = [(backend, job, time.time(), body) for job, body in fresh.items()]
-                    with self._lock:
-                        connection = self._connect()
-                        connection.execute("BEGIN")
-                        connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", rows)
-                        connection.execute("COMMIT")
+                    self._keep([(backend, job, time.time(), body) for job, body in fresh.items()])
         wanted = set(jobs)
         held = self._run("SELECT job, at, body FROM answers WHERE backend = ?", (backend,))
         return {job: (at, bytes(body)) for job, at, body in held if job in wanted}
+
+    def _keep(self, rows: list[tuple[str, str, float, bytes]]) -> None:
+        def insert(connection: sqlite3.Connection) -> None:
+            with connection:  # commits, or rolls back
+                connection.execute("BEGIN IMMEDIATE")
+                connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", rows)
+
+        self._do(insert)
 
     # -- the jobs ---------------------------------------------------------------
 
@@ -209,4 +257,8 @@ class Ledger:
         """Close the connection, where this process opened it."""
         if self._connection is not None and self._pid == os.getpid():
             self._connection.close()
-        self._connection = None
+            self._connection = None
+
+
+def _busy(error: Exception) -> bool:
+    return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+import re
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,10 @@ __all__ = ["Reader", "tail"]
 STREAMS: Final = {b"o": "stdout", b"e": "stderr"}
 # What a tail may cost: a line may have 50 MB.
 TAIL_BYTES: Final = 1 << 18
+# The end of a character whose beginning was cut off.
+_CUT: Final = re.compile(rb"\A[\x80-\xbf]{1,3}")
+# How often the sizes of files that grow are looked at until they hold still.
+_LOOKS: Final = 20
 
 
 def _size(path: Path) -> int:
@@ -39,60 +44,96 @@ class Reader:
         self.stream = stream
         self._order = 0
         self._offsets = {"stdout": 0, "stderr": 0}
+        # Whether the record of the order ended in the middle (a full disk): then the streams are read one after another.
+        self._disordered = False
 
     def read(self, limit: int = 1 << 22) -> bytes:
         """New bytes, at most about `limit`; empty where there are none yet."""
+        if self.stream != "both":
+            return self._take(self.stream, limit)
         parts: list[bytes] = []
         total = 0
-        for stream, size in self._chunks():
-            if self.stream in ("both", stream):
-                data = self._pread(stream, self._offsets[stream], size)
-                parts.append(data)
-                total += len(data)
-            self._offsets[stream] += size
-            self._order += ORDER.size
-            if total >= limit:
-                break
+        for stream, size in self._runs(limit):
+            parts.append(self._take(stream, size))
+            total += size
+        if self._disordered and total < limit:
+            parts.append(self.rest(limit - total))
         return b"".join(parts)
 
-    def _chunks(self) -> Iterator[tuple[str, int]]:
+    def rest(self, limit: int = 1 << 22) -> bytes:
+        """What no record of the order tells of yet, one stream after the other."""
+        wanted = ("stdout", "stderr") if self.stream == "both" else (self.stream,)
+        return b"".join([self._take(stream, limit) for stream in wanted])
+
+    def _runs(self, limit: int) -> list[tuple[str, int]]:
+        """The next pieces of output: stream and bytes, at most about `limit` in all."""
+        runs: list[tuple[str, int]] = []
+        total = 0
         try:
             with open(self.out / "order", "rb") as file:
                 file.seek(self._order)
-                data = file.read(ORDER.size << 16)
+                while total < limit and not self._disordered and (data := file.read(ORDER.size << 12)):
+                    for start in range(0, len(data) - ORDER.size + 1, ORDER.size):
+                        code, size, _ = ORDER.unpack_from(data, start)
+                        if (stream := STREAMS.get(code)) is None:
+                            self._disordered = True
+                            break
+                        self._order += ORDER.size
+                        total += size
+                        if runs and runs[-1][0] == stream:
+                            runs[-1] = (stream, runs[-1][1] + size)
+                        else:
+                            runs.append((stream, size))
+                        if total >= limit:
+                            break
+                    if len(data) % ORDER.size:
+                        break  # it is being written
         except FileNotFoundError:
-            return
-        for start in range(0, len(data) - ORDER.size + 1, ORDER.size):
-            code, size, _ = ORDER.unpack_from(data, start)
-            yield STREAMS[code], size
+            return []
+        return runs
 
-    def _pread(self, stream: str, offset: int, size: int) -> bytes:
+    def _take(self, stream: str, size: int) -> bytes:
         try:
             with open(self.out / stream, "rb") as file:
-                file.seek(offset)
-                return file.read(size)
+                file.seek(self._offsets[stream])
+                data = file.read(size)
         except FileNotFoundError:
             return b""
+        self._offsets[stream] += len(data)
+        return data
 
     def seek_tail(self, size: int) -> None:
         """Go on about `size` bytes before the end."""
-        order = _size(self.out / "order") // ORDER.size * ORDER.size
-        ends = {name: _size(self.out / name) for name in ("stdout", "stderr")}
+        if self.stream != "both":
+            self._offsets[self.stream] = max(0, _size(self.out / self.stream) - size)
+            return
+        for _ in range(_LOOKS):
+            ends = self._ends()
+            if ends == self._ends():
+                break  # nothing was written between two looks: the sizes belong together
+        order = ends["order"] // ORDER.size * ORDER.size
         taken = 0
-        with open(self.out / "order", "rb") as file:
+        with contextlib.suppress(FileNotFoundError), open(self.out / "order", "rb") as file:
             while order and taken < size:
                 start = max(0, order - (ORDER.size << 10))
                 file.seek(start)
                 block = file.read(order - start)
                 for at in range(len(block) - ORDER.size, -1, -ORDER.size):
                     code, length, _ = ORDER.unpack_from(block, at)
+                    if code not in STREAMS:
+                        self._disordered = True
+                        self._offsets = {name: max(0, _size(self.out / name) - size // 2) for name in self._offsets}
+                        return
                     ends[STREAMS[code]] -= length
                     order -= ORDER.size
-                    taken += length if self.stream in ("both", STREAMS[code]) else 0
+                    taken += length
                     if taken >= size:
                         break
         self._order = order
-        self._offsets = {name: max(0, end) for name, end in ends.items()}
+        self._offsets = {name: max(0, ends[name]) for name in self._offsets}
+
+    def _ends(self) -> dict[str, int]:
+        return {name: _size(self.out / name) for name in ("stdout", "stderr", "order")}
 
 
 def tail(out: Path, lines: int | None, stream: str = "both", *, limit: int = TAIL_BYTES) -> str:
@@ -117,14 +158,13 @@ def tail(out: Path, lines: int | None, stream: str = "both", *, limit: int = TAI
     """
     reader = Reader(out, stream)
     if lines is not None:
-        try:
-            reader.seek_tail(limit)
-        except FileNotFoundError:
-            return ""
+        reader.seek_tail(limit)
     parts = []
-    while data := reader.read():
+    while data := reader.read() or reader.rest():
         parts.append(data)
-    text = b"".join(parts)[-limit:] if lines is not None else b"".join(parts)
+    text = b"".join(parts)
+    if lines is not None and len(text) >= limit:
+        text = _CUT.sub(b"", text[-limit:], count=1)
     shown = [_overwritten(line) for line in text.decode("utf-8", "replace").split("\n")]
     if shown and not shown[-1]:
         shown.pop()

@@ -7,6 +7,7 @@ field. ``[profiles.default]`` is where every run starts.
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,9 +56,37 @@ def user_file() -> Path:
 
 def sources(start: Path | None = None) -> list[Path]:
     """The files that are read, the weakest first, whether they exist or not."""
-    start = (start or Path.cwd()).absolute()
-    project = next((folder / PROJECT for folder in (start, *start.parents) if (folder / PROJECT).is_file()), None)
+    project = _project(start)
     return [SITE, user_file(), *([project] if project else [])]
+
+
+def _project(start: Path | None) -> Path | None:
+    """The project's file, looked for upward.
+
+    Raises
+    ------
+    ProfileError
+        Anybody could have put it there: its setup lines would run as the person.
+    """
+    try:
+        start = (start or Path.cwd()).absolute()
+    except FileNotFoundError:
+        return None  # the working folder was removed
+    for folder in (start, *start.parents):
+        path = folder / PROJECT
+        try:
+            about, around = path.stat(), folder.stat()
+        except OSError:
+            continue
+        if not stat.S_ISREG(about.st_mode):
+            continue
+        if around.st_mode & stat.S_IWOTH and about.st_uid not in (os.geteuid(), 0):
+            raise ProfileError(
+                f"{path} belongs to another user, in a folder that everybody can write to.",
+                hint="Work in a folder of yours, or copy the file.",
+            )
+        return path
+    return None
 
 
 def _read(path: Path) -> Mapping[str, Mapping[str, Any]]:
@@ -66,7 +95,7 @@ def _read(path: Path) -> Mapping[str, Mapping[str, Any]]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise ProfileError(f"{path} cannot be read: {error.strerror}.") from error
+        raise ProfileError(f"{path} cannot be read: {error.strerror}.", hint="Mend or move the file.") from error
     try:
         tables = tomllib.loads(text.decode()).get("profiles", {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -13,7 +13,7 @@ from clusterkernel.runtime.processes import start_time
 from clusterkernel.spec import JobSpec
 from clusterkernel.states import JobState
 
-__all__ = ["End", "JobRecord", "PayloadSummary", "Submission", "identity"]
+__all__ = ["End", "JobRecord", "PayloadSummary", "Submission", "identity", "user"]
 
 SCHEMA: Final = 1
 
@@ -123,12 +123,20 @@ class End(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     time: float = 0.0
 
 
+def user() -> str:
+    """Who we are: the login name, else the number (containers run under ids that have no name)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # the latter from Python 3.13 on
+        return str(os.geteuid())
+
+
 def identity() -> dict[str, Any]:
     """Who submits, and from where."""
     host = os.uname().nodename
     return {
         "host": host,
-        "user": getpass.getuser(),
+        "user": user(),
         "created": time.time(),
         "submitter": f"{host}:{os.getpid()}:{start_time(os.getpid())}",
     }

@@ -20,6 +20,7 @@ __all__ = ["Outcome", "TaskTruth"]
 # A record that was written when the platform tells the end may take this long
 # to be seen over NFS (attribute caches: 3 to 60 s; acregmin is 3 s).
 OUTCOME_GRACE: Final = 8.0
+SHELL_GRACE: Final = 0.5
 # Exit 0 and no outcome: the slowest cache there is, and then some.
 FINISHING_GRACE: Final = 90.0
 # Three heartbeats.
@@ -85,6 +86,8 @@ class TaskTruth:
         self._told_end: float | None = None  # when the platform first told the end
         self._unknown = 0
         self._unknown_since: float | None = None
+        self._shell: Mapping[str, Any] = {}
+        self._shell_at = 0.0
 
     # -- what comes in ------------------------------------------------------------
 
@@ -137,6 +140,20 @@ class TaskTruth:
                 self._move(JobState.REQUEUED, seen.reason)
         else:
             self._move(seen.state, seen.reason)
+
+    @property
+    def told_end(self) -> bool:
+        """Whether the platform told an end that no supervisor explains yet: the batch shell's record may."""
+        return not self.state.terminal and not self._outcomes and self._told_end is not None
+
+    def shell(self, record: Mapping[str, Any], now: float) -> None:
+        """The batch shell's own last record; it is all there is of what ended before Python.
+
+        The shell writes after its supervisor: once its record is there, an
+        outcome of the same node that is not will not come.
+        """
+        if not self._shell:
+            self._shell, self._shell_at = record, now
 
     def submitted(self) -> None:
         """The platform took it."""
@@ -207,8 +224,14 @@ class TaskTruth:
                 self._move(JobState.FINISHING, "It ended; its outcome is not visible yet.")
             return
         # What never started has no outcome to wait for.
+        before_python = bool(self._shell) and self._shell.get("phase") != "launch"
+        if before_python and told.state in (JobState.FAILED, JobState.DIED):
+            told = msgspec.structs.replace(told, state=JobState.LAUNCH_FAILED)
         never = not self._started_ranks and told.state in (JobState.CANCELLED, JobState.LAUNCH_FAILED)
-        if waited >= OUTCOME_GRACE or never:
+        last_word = bool(self._shell) and now - self._shell_at >= (
+            SHELL_GRACE if self.world == 1 else OUTCOME_GRACE / 2
+        )
+        if waited >= OUTCOME_GRACE or never or last_word:
             if cancelled and told.state in (JobState.DIED, JobState.FAILED):
                 told = msgspec.structs.replace(told, state=JobState.CANCELLED, reason="It was cancelled.")
             self._end_by_platform(told, None)
@@ -223,7 +246,7 @@ class TaskTruth:
             state = JobState.DIED if self._started_ranks else JobState.LAUNCH_FAILED
         code = told.exit_code if told.exit_code is not None else (outcome.exit_code if outcome else None)
         signum = told.signum or (outcome.signum if outcome else None)
-        reason = told.reason or (outcome.reason if outcome else "")
+        reason = str(self._shell.get("reason") or "") or told.reason or (outcome.reason if outcome else "")
         self._finish(state, reason, code, signum, from_platform=True)
 
     def _merge_outcomes(self, now: float) -> None:

@@ -65,6 +65,7 @@ class Tracking:
         self._offsets: dict[tuple[int, int, int], int] = {}
         self._live = set(range(record.tasks))
         self._answered = 0.0
+        self._told: dict[int, tuple[object, ...]] = {}
         self.news = time.monotonic()
 
     @property
@@ -92,16 +93,19 @@ class Tracking:
         changed = []
         for task in sorted(self._live):
             truth = self.tasks[task]
-            before = (truth.state, truth.reason, truth.attempt, truth.stale_since)
             for rank in range(truth.world):
                 if records := self._read(truth.attempt, task, rank):
                     truth.records(rank, truth.attempt, records, now)
                     self.news = now
+            if truth.told_end and (said := self._shell(truth.attempt, task)):
+                truth.shell(said, now)
             asked_for = self.cancelled is not None and (not self.cancelled or task in self.cancelled)
             truth.decide(now, cancelled=asked_for)
             if truth.state.terminal:
                 self._settle(task, truth)
-            if before != (truth.state, truth.reason, truth.attempt, truth.stale_since):
+            seen = (truth.state, truth.reason, truth.attempt, truth.stale_since)
+            if seen != self._told.get(task):
+                self._told[task] = seen
                 changed.append(task)
                 self.news = now
         return changed
@@ -132,6 +136,11 @@ class Tracking:
         records, used = events.parse(data)
         self._offsets[key] = offset + used
         return records
+
+    def _shell(self, attempt: int, task: int) -> dict[str, Any] | None:
+        # Looked up only now: a file that was sought too early may stay unseen for a minute on NFS.
+        records: list[dict[str, Any]] = events.read(self.folder.shell_events(attempt, task))
+        return records[-1] if records else None
 
     def _settle(self, task: int, truth: TaskTruth) -> None:
         """Keep an end that only the platform told: it forgets."""

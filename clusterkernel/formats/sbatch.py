@@ -24,7 +24,7 @@ import msgspec
 from clusterkernel.errors import SpecError
 from clusterkernel.formats.sbatch_directives import checkpoint_signal, directives, lines, may_requeue, uses_srun
 from clusterkernel.formats.sbatch_options import quote
-from clusterkernel.spec import JobSpec
+from clusterkernel.spec import JobSpec, Launcher
 from clusterkernel.units import format_memory
 
 __all__ = ["ArrayPart", "check", "clean_name", "log_pattern", "notes", "write"]
@@ -172,6 +172,7 @@ def write(
     log_path: str,
     events: str,
     launch: Sequence[str],
+    meet: Sequence[str] = (),
     workdir: str | None = None,
     array: ArrayPart | None = None,
     after: str | None = None,
@@ -192,6 +193,8 @@ def write(
         Folder of the records.
     launch : sequence of str
         The supervisor's command line; its first item is the interpreter.
+    meet : sequence of str, optional
+        A command that prints where the launchers of several nodes meet.
     workdir : str, optional
         Working folder, where the spec names none.
     array : ArrayPart, optional
@@ -221,7 +224,6 @@ def write(
     first = array.first if array else 0
     body = [_records(events, first if array else None), *_signals(spec)]
     body += [f"export {name}={shlex.quote(value)}" for name, value in sorted(spec.environment.env.items())]
-    body.append(f"export CLUSTERKERNEL_RANKS_PER_NODE={spec.ranks_per_node}")
     if any(_MODULE.match(line) for line in spec.environment.setup):
         # A batch shell is no login shell: where the kernel had no `module` to pass on, this has.
         body.append("type module >/dev/null 2>&1 || . /etc/profile")
@@ -230,6 +232,9 @@ def write(
         missing = _stop(1, f"The working folder {workdir} is not there")
         body += ["ck_phase=folder", f"cd {shlex.quote(workdir)} || {missing}"]
     body += ["ck_phase=interpreter", _interpreter(launch[0]), "ck_phase=launch"]
+    if meet and spec.launcher is not Launcher.NONE and spec.resources.nodes > 1:
+        # Here, on the head, and once: all nodes inherit it.
+        body += [f"CLUSTERKERNEL_RENDEZVOUS=$({shlex.join(meet)})", "export CLUSTERKERNEL_RENDEZVOUS"]
     words = [*_srun(spec, options), *launch]
     if first:
         words += ["--first-task", str(first)]

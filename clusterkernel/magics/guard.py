@@ -84,10 +84,10 @@ class Guard(ast.NodeTransformer):
 
     def _read_by(self, tree: ast.AST) -> list[str]:
         """Names that the cell reads, also through the notebook's functions and classes."""
-        from clusterkernel.magics.reach import reach  # only where something is pending: loading must be quick
+        from clusterkernel.magics.reach import reach_of_tree  # only where something is pending: loading must be quick
 
         # A cell that may bind the name itself is let run, and raises where it does not; waiting spares it that.
-        found = dict.fromkeys(reach(tree, self._shell.user_ns, doubtful=self._waits()))
+        found = dict.fromkeys(reach_of_tree(tree, self._shell.user_ns, doubtful=self._waits()))
         for text in _shell_lines(tree):
             found.update(dict.fromkeys(_IN_SHELL.findall(text)))
         return list(found)

@@ -15,7 +15,7 @@ from clusterkernel.magics.cards import publish
 from clusterkernel.magics.commands import Details
 from clusterkernel.magics.options import BACKEND, IDS, ONE, Option
 from clusterkernel.magics.values import Values
-from clusterkernel.magics.waiting import interruptible, stopped
+from clusterkernel.magics.waiting import interruptible
 from clusterkernel.states import JobState
 
 if TYPE_CHECKING:
@@ -123,22 +123,19 @@ def logs(kernel: ClusterKernel, args: argparse.Namespace) -> None:
 def _follow(job: Job, stream: str, rank: int, lines: int) -> None:
     """Print on this thread until the job ends."""
     budget, skipped, at = float(_BURST), 0, time.monotonic()
-    try:
-        with interruptible():
-            for chunk in job.follow(stream, rank, tail=lines * 200 if lines else None):
-                now = time.monotonic()
-                budget, at = min(_BURST, budget + (now - at) * _RATE), now
-                if len(chunk) > budget:
-                    skipped += len(chunk)
-                    continue
-                if skipped:
-                    print(f"\n[{skipped} characters were left out; the whole output lies in {job.folder.path}]")
-                    skipped = 0
-                budget -= len(chunk)
-                sys.stdout.write(chunk)
-                sys.stdout.flush()
-    except KeyboardInterrupt:
-        raise stopped([job]) from None
+    with interruptible([job]):
+        for chunk in job.follow(stream, rank, tail=lines * 200 if lines else None):
+            now = time.monotonic()
+            budget, at = min(_BURST, budget + (now - at) * _RATE), now
+            if len(chunk) > budget:
+                skipped += len(chunk)
+                continue
+            if skipped:
+                print(f"\n[{skipped} characters were left out; the whole output lies in {job.folder.path}]")
+                skipped = 0
+            budget -= len(chunk)
+            sys.stdout.write(chunk)
+            sys.stdout.flush()
     if skipped:
         print(f"\n[{skipped} characters were left out; the whole output lies in {job.folder.path}]")
     print(f"Job {job.id}: {job.state}{': ' * bool(job.reason)}{job.reason}")

@@ -17,7 +17,7 @@ from clusterkernel.magics.commands import Details
 from clusterkernel.magics.look import jobs_of, one_job, single, tasks_of
 from clusterkernel.magics.options import BACKEND, IDS, ONE, Option, field_options
 from clusterkernel.magics.values import Values
-from clusterkernel.magics.waiting import wait_for
+from clusterkernel.magics.waiting import interruptible, wait_for
 from clusterkernel.render import format_size
 
 if TYPE_CHECKING:
@@ -35,15 +35,16 @@ def _some(words: list[str], magic: str) -> list[str]:
 
 def wait(kernel: ClusterKernel, args: argparse.Namespace) -> None:
     """``%cluster_wait``."""
-    made = jobs_of(_some(args.IDS, "wait"))
-    for job in made:
-        kernel.cards.show(job)
-    flat = tasks_of(made)
     timeout = units.parse_duration(args.timeout, field="--timeout") if args.timeout else None
-    if not wait_for(flat, timeout=timeout):
-        live = ", ".join(f"{job.id} ({job.state})" for job in flat if not job.done())
-        raise ClusterKernelError(f"Still there after {args.timeout}: {live}.", hint="They go on.")
-    train.finish(kernel, flat)
+    made = jobs_of(_some(args.IDS, "wait"))
+    jobs = tasks_of(made)
+    with interruptible(jobs):
+        for job in made:
+            kernel.cards.show(job)
+        if not wait_for(jobs, timeout=timeout):
+            live = ", ".join(f"{job.id} ({job.state})" for job in jobs if not job.done())
+            raise ClusterKernelError(f"Still there after {args.timeout}: {live}.", hint="They go on.")
+    train.finish(kernel, jobs)
 
 
 def bind(kernel: ClusterKernel, args: argparse.Namespace) -> None:

@@ -22,7 +22,7 @@ from clusterkernel.magics.look import tasks_of
 from clusterkernel.magics.notebook import interactive, notebook_path
 from clusterkernel.magics.options import Option, field_options
 from clusterkernel.magics.values import Values
-from clusterkernel.magics.waiting import WaitStopped, interruptible, stopped, wait_for
+from clusterkernel.magics.waiting import WaitStopped, interruptible, wait_for
 from clusterkernel.states import JobState
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ for step in range(20):
     history.append(math.exp(-step / 5))
     ck.log(step=step, loss=history[-1])
 
-%%cluster_train --dry-run --nodes 2 --gpus-per-node 8 --launcher torchrun --time 4h
-print("ships nothing: shows what would be sent")
+%%cluster_train --dry-run --tasks-per-node 2 --time 4h
+print("sends nothing: shows what would be sent")
 
 %%cluster_train? lists all options."""
 
@@ -207,9 +207,20 @@ def _artefact(
         from clusterkernel.payload import axolotl
 
         return axolotl.build(cell, launcher=wanted.launcher.value)
+    from clusterkernel.magics.reach import reach
     from clusterkernel.payload import cell as cells
 
-    return cells.build(cell, shell.user_ns, inputs=inputs, bind=out)
+    if (error := kernel.guard.missing(reach(cell, shell.user_ns))) is not None:
+        raise error
+    return cells.build(
+        cell,
+        shell.user_ns,
+        inputs=inputs,
+        bind=out,
+        filename=f"Cell In[{shell.execution_count}]",
+        first_line=2,
+        modules_root=Path.cwd(),
+    )
 
 
 def _attach_key(
@@ -259,12 +270,10 @@ def settle(job: Job) -> None:
     job.add_state_callback(tell)
     end = time.monotonic() + _REFUSAL
     try:
-        with interruptible():
+        with interruptible([job]):
             while job.state is JobState.SUBMITTING and (left := end - time.monotonic()) > 0:
                 moved.wait(min(left, 0.1))
                 moved.clear()
-    except KeyboardInterrupt:
-        raise stopped([job]) from None
     finally:
         job.remove_state_callback(tell)
     if job.state.terminal and (why := job.folder.refused()):

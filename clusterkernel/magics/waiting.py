@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -39,22 +39,30 @@ def stopped(jobs: Sequence[Job]) -> WaitStopped:
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """An interrupt is raised at once in here.
+def interruptible(jobs: Sequence[Job]) -> Iterator[None]:
+    """An interrupt ends what is done in here at once, and says that the jobs go on.
 
     Under a top-level ``await`` ipykernel only notes it for the event loop, which does not run while we wait.
+
+    Raises
+    ------
+    WaitStopped
+        Interrupted.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler) if main else None
     try:
         yield
+    except WaitStopped:
+        raise
+    except KeyboardInterrupt:
+        raise stopped(jobs) from None
     finally:
-        signal.signal(signal.SIGINT, before)
+        if main:
+            signal.signal(signal.SIGINT, before)
 
 
-def wait_for(jobs: Sequence[Job], *, timeout: float | None = None, tick: Callable[[], None] | None = None) -> bool:
+def wait_for(jobs: Sequence[Job], *, timeout: float | None = None) -> bool:
     """Wait until all `jobs` have ended.
 
     Parameters
@@ -63,8 +71,6 @@ def wait_for(jobs: Sequence[Job], *, timeout: float | None = None, tick: Callabl
         What to wait for.
     timeout : float, optional
         Seconds; None waits on.
-    tick : callable, optional
-        Called on this thread, about twice a second and once at the end.
 
     Returns
     -------
@@ -77,20 +83,11 @@ def wait_for(jobs: Sequence[Job], *, timeout: float | None = None, tick: Callabl
         Interrupted.
     """
     end = None if timeout is None else time.monotonic() + timeout
-    try:
-        with interruptible():
-            for job in jobs:
-                while not job.done():
-                    left = _STEP if end is None else min(_STEP, end - time.monotonic())
-                    if left <= 0:
-                        return False
-                    job.wait(left)
-                    if tick:
-                        tick()
-            if tick:
-                tick()
-    except WaitStopped:
-        raise
-    except KeyboardInterrupt:
-        raise stopped(jobs) from None
+    with interruptible(jobs):
+        for job in jobs:
+            while not job.done():
+                left = _STEP if end is None else min(_STEP, end - time.monotonic())
+                if left <= 0:
+                    return False
+                job.wait(left)
     return True

@@ -10,12 +10,12 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 if TYPE_CHECKING:
-    from clusterkernel.jobfolder import PayloadSummary
+    from clusterkernel.records import PayloadSummary
 
 __all__ = ["Artefact", "Captured", "Taken", "reload"]
 
@@ -39,6 +39,16 @@ class Captured(msgspec.Struct, frozen=True):
     kind: str
     size: int
     why: str = ""
+
+
+class Readable(Protocol):
+    """Bytes that can be read from their start again."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read bytes."""
+
+    def seek(self, position: int, /) -> int:
+        """Go to a position."""
 
 
 class Taken(Protocol):
@@ -73,6 +83,8 @@ class Artefact(msgspec.Struct, frozen=True, kw_only=True):
         Relative path -> content: text, bytes, an open file, or a path to copy.
     taken : tuple of Taken
         What else goes along.
+    notes : tuple of str
+        What a person should know of it, one sentence each.
     """
 
     kind: str
@@ -83,8 +95,9 @@ class Artefact(msgspec.Struct, frozen=True, kw_only=True):
     bind: tuple[str, ...] = ()
     inputs_digest: Mapping[str, str | None] = {}
     body: Mapping[str, Any] = {}
-    files: Mapping[str, str | bytes | Path | IO[bytes]] = {}
+    files: Mapping[str, str | bytes | Path | Readable] = {}
     taken: tuple[Taken, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:

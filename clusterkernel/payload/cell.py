@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from clusterkernel.errors import PayloadError, nearest
 from clusterkernel.payload import Artefact, mainfile, modules, names, shell
-from clusterkernel.payload.digest import digest
+from clusterkernel.payload.digest import digests
 from clusterkernel.payload.names import CellNames, Kind
 from clusterkernel.payload.packing import LIMIT, Packer, python_version, too_large
 from clusterkernel.payload.uses import follow, globals_of
@@ -24,6 +24,8 @@ _FORMAT: Final = 1
 _TITLE: Final = 60
 # Names that the job gives itself, or that mean nothing outside a kernel.
 _GIVEN: Final = frozenset({"display"})
+# They are sent also where -i does not list them.
+_FOLLOWING: Final = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 # A worker process that a cell starts gets values up to this size, whatever reads them.
 _SMALL: Final = 1 << 20
 
@@ -59,7 +61,8 @@ def build(
     limit : int
         Bytes that all values may take.
     modules_root : Path, optional
-        Folder whose modules are taken along where the cell needs them.
+        The notebook's folder, by itself the working folder: its modules are taken
+        along where the cell needs them.
 
     Raises
     ------
@@ -85,8 +88,12 @@ def build(
     except TooLarge:
         sized = packer.measure((name, namespace[name]) for name in order)
         raise too_large(sized, limit, "Load the data inside the cell, or choose with -i what is sent.") from None
-    functions = [namespace[name] for name in order]
-    taken = modules.collect(namespace, body, functions, modules_root) if modules_root is not None else None
+    local = modules.collect(
+        modules_root or Path.cwd(),
+        source=body,
+        values=[namespace[name] for name in order],
+        modules=packer.pickler.modules,
+    )
     files: dict[str, Any] = {
         "cell.py": body,
         "names.pkl": packer.file,
@@ -101,7 +108,7 @@ def build(
         captured=tuple(packer.captured),
         outputs=tuple(assigned),
         bind=tuple(bind),
-        inputs_digest={name: digest(namespace[name]) for name in order},
+        inputs_digest={**digests((name, namespace[name]) for name in order), **local.digests()},
         body={
             "format": _FORMAT,
             "python": python_version(),
@@ -114,7 +121,8 @@ def build(
             "imports": sorted(_submodules(tree, namespace, order)),
         },
         files=files,
-        taken=(taken,) if taken is not None else (),
+        taken=(local,),
+        notes=local.notes,
     )
 
 
@@ -167,7 +175,7 @@ def _wanted(found: CellNames, namespace: Mapping[str, Any], inputs: Sequence[str
 
 def _follows(value: object) -> bool:
     """Whether it is sent also where -i does not list it."""
-    return isinstance(value, type | types.ModuleType | types.FunctionType | types.BuiltinFunctionType | types.MethodType)
+    return isinstance(value, _FOLLOWING)
 
 
 def _close(name: str, known: Iterable[str]) -> str:
@@ -178,11 +186,12 @@ def _close(name: str, known: Iterable[str]) -> str:
 def _check_pending(name: str, value: object, why: str) -> None:
     if getattr(type(value), "__clusterkernel_pending__", False):
         raise PayloadError(
-            f"{name} ({why}) is not there yet: {value!r}.", hint="Wait for that job with %cluster_wait, then send this cell."
+            f"{name} ({why}) is not there yet: {value!r}.",
+            hint="Wait for that job with %cluster_wait, then send this cell.",
         )
 
 
-def _order(why: Mapping[str, str], namespace: Mapping[str, Any], tree: ast.Module) -> tuple[list[str], int]:
+def _order(why: Mapping[str, str], namespace: dict[str, Any], tree: ast.Module) -> tuple[list[str], int]:
     """The names as they are pickled, and how many of them a worker process needs.
 
     What functions use comes first, so that its size is its own; then functions,

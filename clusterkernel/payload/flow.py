@@ -141,7 +141,7 @@ class Flow:
                     self._awake(key)
                     if self._sure is None or key in self._sure:
                         return
-                break  # a class sees no other class around it
+                hidden = True  # a class sees no other class around it
         self._read(_Read(name, line, bool(self._optional)), later=False)
 
     def _read(self, read: _Read, *, later: bool) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterkernel.errors import ClusterKernelError, PayloadError
-from clusterkernel.payload import Artefact, Captured, Taken
-from clusterkernel.payload.digest import digest
+from clusterkernel.payload import Artefact, Captured, mainfile, modules
+from clusterkernel.payload.digest import digests
 from clusterkernel.payload.packing import LIMIT, Packer, main_namespace, python_version, too_large
 from clusterkernel.runtime import culprit
 from clusterkernel.runtime.cloud import Pickler
@@ -21,6 +21,8 @@ from clusterkernel.runtime.pickling import Counter, TooLarge
 __all__ = ["build", "build_map"]
 
 _FORMAT: Final = 1
+# Submitting takes milliseconds; arguments that take longer to compare are not.
+_DIGEST_SECONDS: Final = 0.02
 _MEND: Final = "Load the data inside the function, or give a path."
 
 
@@ -40,7 +42,8 @@ def build(
     args, kwargs
         What it is called with.
     modules_root : Path, optional
-        Folder whose modules are taken along where the function needs them.
+        By itself the working folder: its modules are taken along where the
+        function needs them.
     limit : int
         Bytes that all may take.
 
@@ -52,13 +55,14 @@ def build(
     kwargs = dict(kwargs or {})
     title = title_of(fn)
     named = [*zip(_positional(fn, len(args)), args, strict=True), *kwargs.items()]
-    packer = Packer(main_namespace(), limit=limit)
+    packer = Packer(_namespace(fn), limit=limit)
     try:
         packer.add(title, fn, "function")
         for name, value in named:
             packer.add(name, value, "argument")
     except TooLarge:
         raise too_large(packer.measure([(title, fn), *named]), limit, _MEND) from None
+    local = _modules(packer, fn, modules_root)
     body = {
         **_body(fn),
         "positional": [name for name, _ in named[: len(args)]],
@@ -68,10 +72,11 @@ def build(
         kind="function",
         title=title,
         captured=tuple(packer.captured),
-        inputs_digest={name: digest(value) for name, value in named},
+        inputs_digest={**digests(named, seconds=_DIGEST_SECONDS), **local.digests()},
         body=body,
         files=_files({"call.pkl": packer.file}, packer),
-        taken=_modules(packer, fn, modules_root),
+        taken=(local,),
+        notes=local.notes,
     )
 
 
@@ -90,16 +95,18 @@ def build_map(
     PayloadError
         The function or an item cannot be sent.
     """
-    namespace = main_namespace()
+    namespace = _namespace(fn)
     title = title_of(fn)
     todo = list(items)
-    stream, ends, classes = io.BytesIO(), [0], {}
+    stream, ends = io.BytesIO(), [0]
+    classes: dict[object, type] = {}
+    keys: dict[type, object] = {}
     counter = Counter(stream, limit)
-    modules: set[str] = set()
+    referred: set[str] = set()
     for start in range(0, len(todo), chunksize):
         chunk = todo[start : start + chunksize]
         # Each task reads its own part alone, so each has a pickler of its own; classes are in call.pkl, once.
-        pickler = Pickler(counter, namespace, [namespace], by_reference=lambda _: True)
+        pickler = Pickler(counter, namespace, [namespace], by_reference=lambda _: True, keys=keys)
         try:
             pickler.dump(chunk)
         except TooLarge:
@@ -107,20 +114,21 @@ def build_map(
             raise too_large(sized, limit, _MEND) from None
         except ClusterKernelError:
             raise
-        except (Exception, RecursionError) as error:  # noqa: BLE001 - a value's own code may raise anything
+        except Exception as error:  # a value's own code may raise anything
             clause = culprit.describe(error, pickler, chunk, "items")
             clause = clause.replace(f"items[{_index(clause)}]", f"items[{start + _index(clause)}]", 1)
             raise PayloadError(f"An item cannot be sent: {clause} does not pickle.", hint=_MEND) from error
         ends.append(counter.size)
         classes.update(pickler.classes)
-        modules |= pickler.modules
+        referred |= pickler.modules
     packer = Packer(namespace, limit=limit)
     try:
         packer.add(title, fn, "function")
         packer.add("classes", list(classes.values()))
     except TooLarge:
         raise too_large(packer.measure([(title, fn)]), limit, _MEND) from None
-    packer.pickler.modules |= modules
+    packer.pickler.modules |= referred
+    local = _modules(packer, fn, modules_root)
     index = struct.pack(f"<{len(ends)}Q", *ends)
     return Artefact(
         kind="function",
@@ -128,7 +136,8 @@ def build_map(
         captured=(packer.captured[0], Captured("items", f"{len(todo)} items", counter.size)),
         body={**_body(fn), "array": True, "chunk": chunksize, "positional": ["item"], "keywords": []},
         files=_files({"call.pkl": packer.file, "items.pkl": stream, "items.idx": index}, packer),
-        taken=_modules(packer, fn, modules_root),
+        taken=(local,),
+        notes=local.notes,
     )
 
 
@@ -137,6 +146,15 @@ def title_of(fn: Callable[..., Any]) -> str:
     while isinstance(fn, functools.partial):
         fn = fn.func
     return str(getattr(fn, "__name__", None) or type(fn).__name__)
+
+
+def _namespace(fn: Callable[..., Any]) -> dict[str, Any]:
+    """The notebook's names: those around a function of the notebook."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if getattr(fn, "__module__", None) == "__main__" and isinstance(found := getattr(fn, "__globals__", None), dict):
+        return found
+    return main_namespace()
 
 
 def _index(clause: str) -> int:
@@ -169,10 +187,11 @@ def _positional(fn: Callable[..., Any], count: int) -> list[str]:
 
 
 def _files(files: dict[str, Any], packer: Packer) -> dict[str, Any]:
+    files["main.py"] = mainfile.of_function()
     if (sources := packer.sources()) is not None:
         files["sources.json"] = sources
     return files
 
 
-def _modules(packer: Packer, fn: Callable[..., Any], root: Path | None) -> tuple[Taken, ...]:
-    return ()
+def _modules(packer: Packer, fn: Callable[..., Any], root: Path | None) -> modules.Shipped:
+    return modules.collect(root or Path.cwd(), values=[fn], modules=packer.pickler.modules)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.machinery
+import io
 import linecache
-import pickle
 import sys
 import tempfile
 import types
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import IO, Any, Final
 
@@ -66,6 +67,32 @@ def size_text(size: float) -> str:
     return f"{size:.1f} GiB"
 
 
+class Spool:
+    """Bytes in memory, beyond 64 MiB on disk in a file without a name; gone with this object."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] = io.BytesIO()
+        self._in_memory = True
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Append bytes."""
+        count = self._file.write(data)
+        if self._in_memory and self._file.tell() > _IN_MEMORY:
+            rolled = tempfile.TemporaryFile()  # noqa: SIM115 - closed when this object goes
+            weakref.finalize(self, rolled.close)
+            rolled.write(self._file.getbuffer())  # type: ignore[attr-defined]
+            self._file, self._in_memory = rolled, False
+        return count
+
+    def seek(self, position: int) -> int:
+        """Go to a position."""
+        return self._file.seek(position)
+
+    def read(self, size: int = -1) -> bytes:
+        """Read bytes."""
+        return self._file.read(size)
+
+
 class Packer:
     """Pickles values one after the other into one stream, in which they share what they share here.
 
@@ -81,13 +108,14 @@ class Packer:
 
     def __init__(self, namespace: dict[str, Any], *, limit: int = LIMIT, by_reference: bool = False) -> None:
         self._namespace = namespace
-        self.file: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY)
+        self.file = Spool()
         self._counter = Counter(self.file, limit)
-        self.pickler = self._new_pickler(self._counter, by_reference)
+        self.pickler = self.new_pickler(self._counter, by_reference)
         self.captured: list[Captured] = []
         self._checked: set[str] = set()
 
-    def _new_pickler(self, file: object, by_reference: bool = False) -> Pickler:
+    def new_pickler(self, file: object, by_reference: bool = False) -> Pickler:
+        """A pickler of its own memory that writes to `file`."""
         shared = [self._namespace, main_namespace()]
         return Pickler(file, self._namespace, shared, by_reference=(lambda _: True) if by_reference else None)
 
@@ -121,7 +149,7 @@ class Packer:
             raise
         except ClusterKernelError:
             raise
-        except (Exception, RecursionError) as error:  # noqa: BLE001 - a value's own code may raise anything
+        except Exception as error:  # a value's own code may raise anything
             raise self._cannot(name, value, what, error) from error
         size = self._counter.size - before
         self.captured.append(Captured(name, kind_of(value), size, why))
@@ -153,8 +181,8 @@ class Packer:
         for name, value in items:
             counter = Counter()
             try:
-                self._new_pickler(counter).dump(value)
-            except (Exception, RecursionError):  # noqa: BLE001, S112 - it only serves to list sizes
+                self.new_pickler(counter).dump(value)
+            except Exception:  # noqa: BLE001 - it only serves to list sizes
                 continue
             found.append(Captured(name, kind_of(value), counter.size))
         return found
@@ -191,8 +219,3 @@ def _importable(name: str) -> bool:
         return True
     # `python -m` and frozen programs have modules without a spec, but with a file.
     return isinstance(getattr(module, "__loader__", None), importlib.machinery.SourceFileLoader)
-
-
-def pickle_error(error: BaseException) -> bool:
-    """Whether an error is pickle's own."""
-    return isinstance(error, pickle.PicklingError)

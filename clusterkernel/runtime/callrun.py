@@ -18,8 +18,10 @@ class Call(object):
     """
 
     outputs = ()
+    named = ()
 
     def __init__(self, context):
+        self.keys = {}
         self.namespace = vars(sys.modules["__main__"])
         self.loader = Loader(self.namespace)
         folder = os.path.join(context.job_dir, "payload")

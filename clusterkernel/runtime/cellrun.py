@@ -29,6 +29,9 @@ class Cell(object):
         self.loader = Loader(self.namespace)
         self.bind = about["bind"]
         self.outputs = self.bind + [name for name in about["outputs"] if name not in self.bind]
+        # Only one process saves the names.
+        self.named = frozenset(self.outputs + about["captured"]) if payloadfile.global_rank(context) == 0 else ()
+        self.keys = {}
         payloadfile.learn_sources(folder)
         with open(os.path.join(folder, "cell.py"), "rb") as file:
             source = file.read().decode("utf-8")
@@ -46,7 +49,7 @@ class Cell(object):
         self.namespace.update(payloadfile.changes(folder, self.loader))
         self.namespace[shellrun.NAME] = shellrun.run
         if not hasattr(builtins, "display"):
-            builtins.display = _display
+            vars(builtins)["display"] = _display
 
     def run(self):
         """The value of the cell's last expression."""

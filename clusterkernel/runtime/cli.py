@@ -1,4 +1,4 @@
-"""The runtime's command line: ``python RUNTIME {supervise,local,rank} ...``."""
+"""The runtime's command line: ``python RUNTIME {supervise,local,rank,rendezvous} ...``."""
 
 import os
 import sys
@@ -17,6 +17,10 @@ def main(argv=None):
         sys.exit(0)
     if part == "rank":
         sys.exit(rank(os.environ))
+    if part == "rendezvous":
+        from . import rendezvous
+
+        sys.exit(rendezvous.main(os.environ))
     sys.exit("unknown part: %s" % part)
 
 

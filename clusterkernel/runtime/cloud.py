@@ -14,6 +14,9 @@ import cloudpickle
 from . import pickling
 from .pickling import _KEYS
 
+_LIGHT = (type(None), bool, int, float, complex, type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+_SHORT = 4096
+
 
 class _Globals(object):
     """Stands for the notebook's namespace where a function's globals are pickled."""
@@ -22,10 +25,21 @@ class _Globals(object):
         return pickling.main_globals, ()
 
 
+def _is_stream(obj):
+    return obj is sys.stdout or obj is sys.stderr
+
+
 def _is_cell(filename):
     """Whether a source is known to linecache alone, as IPython's and our cells are."""
     entry = linecache.cache.get(filename)
     return entry is not None and len(entry) > 1 and entry[1] is None
+
+
+def _is_light(value):
+    """Whether a function takes a value along whatever other copies there are."""
+    if isinstance(value, (str, bytes)):
+        return len(value) <= _SHORT
+    return isinstance(value, _LIGHT)
 
 
 class Pickler(cloudpickle.Pickler):
@@ -40,16 +54,22 @@ class Pickler(cloudpickle.Pickler):
         Namespaces for which functions get the other side's ``__main__``.
     by_reference : callable, optional
         Whether a class of this key is known to the other side. By itself all go by definition.
+    named : collection of str
+        Names of `namespace` whose values are saved for themselves: a function
+        that uses one of them does not take its value along.
+    keys : dict, optional
+        Keys of classes, to be shared between picklers.
     """
 
-    def __init__(self, file, namespace, shared=(), by_reference=None):
+    def __init__(self, file, namespace, shared=(), by_reference=None, named=(), keys=None):
         cloudpickle.Pickler.__init__(self, file, protocol=pickle.HIGHEST_PROTOCOL)
         self._namespace = namespace
         self._by_reference = by_reference
-        self._globals = _Globals()
-        self._keep = list(shared)
+        self._named = named
+        self._keys = {} if keys is None else keys
+        marker = _Globals()
         for dictionary in shared:
-            self.globals_ref[id(dictionary)] = self._globals
+            self.globals_ref[id(dictionary)] = marker
         self.modules = set()
         self.sources = set()  # files of code, which are cells
         self.classes = {}  # key -> class of the notebook that was met
@@ -64,18 +84,18 @@ class Pickler(cloudpickle.Pickler):
             if isinstance(reduced, tuple) and len(reduced) == 6:
                 return self._class(obj, reduced)
             if reduced is NotImplemented:
-                self.modules.add(obj.__module__)
+                self._note_module(obj)
             return reduced
         if kind is types.CodeType:
             make, args = self.dispatch_table[types.CodeType](obj)
             if _is_cell(obj.co_filename):
                 self.sources.add(obj.co_filename)
-                return pickling.make_code, (make, args, obj.co_filename)
-            return make, args
-        if issubclass(kind, io.IOBase) and not issubclass(kind, (io.BytesIO, io.StringIO)):
+            elif obj.co_filename.startswith("<"):
+                return make, args
+            return pickling.make_code, (make, args, obj.co_filename)
+        if issubclass(kind, io.IOBase) and not issubclass(kind, (io.BytesIO, io.StringIO)) and not _is_stream(obj):
             # cloudpickle would send what the file holds, as a StringIO.
-            if obj is not sys.stdout and obj is not sys.stderr:
-                raise pickle.PicklingError("cannot pickle an open file")
+            raise pickle.PicklingError("cannot pickle an open file")
         if issubclass(kind, BaseException):
             return self._error(obj)
         if kind is types.ModuleType:
@@ -83,11 +103,31 @@ class Pickler(cloudpickle.Pickler):
             return NotImplemented
         reduced = cloudpickle.Pickler.reducer_override(self, obj)
         if reduced is NotImplemented and kind in (types.FunctionType, types.BuiltinFunctionType):
-            self.modules.add(obj.__module__)
+            self._note_module(obj)
+        if kind is types.FunctionType and self._named and obj.__globals__ is self._namespace:
+            return self._function(reduced)
         return reduced
 
+    def _function(self, reduced):
+        if not isinstance(reduced, tuple) or len(reduced) != 6:
+            return reduced
+        attributes, slots = reduced[2]
+        needed = slots["__globals__"]
+        left = [name for name, value in needed.items() if name in self._named and not _is_light(value)]
+        if not left:
+            return reduced
+        slots = dict(slots, __globals__={name: value for name, value in needed.items() if name not in left})
+        return reduced[:2] + ((reduced[5], (attributes, slots), left), None, None, pickling.set_function_state)
+
+    def _note_module(self, obj):
+        name = getattr(obj, "__module__", None)
+        if isinstance(name, str):
+            self.modules.add(name)
+
     def _class(self, cls, reduced):
-        key = pickling.key_of(cls, self._namespace)
+        if cls not in self._keys:
+            self._keys[cls] = pickling.key_of(cls, self._namespace)
+        key = self._keys[cls]
         if key is not None:
             self.classes.setdefault(key, cls)
             if self._by_reference is not None and self._by_reference(key):

@@ -5,7 +5,7 @@ import time
 import types
 
 _PATIENCE = 2.0
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, range)
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, range, types.ModuleType)
 
 
 def describe(error, pickler, root, name):
@@ -54,7 +54,7 @@ def find(root, target, name):
         for step, child in _parts(value):
             if child is target:
                 return path + step
-            if id(child) in seen or isinstance(child, _PLAIN) or isinstance(child, types.ModuleType):
+            if id(child) in seen or isinstance(child, _PLAIN):
                 continue
             seen.add(id(child))
             keep.append(child)

@@ -9,7 +9,7 @@ import signal
 import sys
 import types
 
-from . import failures, savers
+from . import failures, payloadfile, savers
 from .context import write_json
 
 _MAIN = "__main__"
@@ -20,14 +20,14 @@ class Terminated(BaseException):
 
 
 class Signals(object):
-    """What a signal does: while the user's code runs it raises, later it leaves little time.
+    """What a signal does: while the payload is loaded and runs it raises, later it leaves little time.
 
     A second one never breaks off the saving.
     """
 
     def __init__(self):
         self.received = None
-        self.in_user_code = False
+        self.raises = True
         self.deadline = None  # a savers.Deadline, once saving has begun
 
     def install(self):
@@ -39,7 +39,7 @@ class Signals(object):
 
     def _end(self, signum, frame):
         first, self.received = self.received is None, signum
-        if self.in_user_code and first:
+        if self.raises and first:
             raise KeyboardInterrupt() if signum == signal.SIGINT else Terminated(signal.Signals(signum).name)
         if self.deadline is not None:
             self.deadline.hurry()
@@ -67,25 +67,19 @@ def run(context):
         The exit code.
     """
     signals = Signals()
-    signals.install()
-    try:
-        prepare(context)
-        program = load(context)
-    except LaunchFailed as error:
-        return _report_launch(context, str(error))
-    except Exception as error:  # whatever unpickling raised: it was not the user's code that failed
-        where = os.uname().nodename
-        failures.show(error)
-        return _report_launch(context, "%s: %s on %s" % (type(error).__name__, failures.one_line(error), where))
-    value, error = None, None
-    signals.in_user_code = True
+    program, value, error = None, None, None
     try:
         try:
+            signals.install()
+            prepare(context)
+            program = load(context)
             value = program.run()
         finally:
-            signals.in_user_code = False
+            signals.raises = False
     except BaseException as raised:  # all that user code may raise becomes the report
         error = raised
+    if program is None and not isinstance(error, (Terminated, KeyboardInterrupt)):
+        return _report_launch(context, error)
     report = _finish(context, program, signals, value, error)
     code = report["exit_code"]
     write_json(os.path.join(context.out_dir, "report.json"), report)
@@ -95,16 +89,17 @@ def run(context):
 
 def prepare(context):
     """Make the process what a script's would be: folder, path, arguments, streams."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+    # The old ones were made for what the descriptors were before the fork: a file that could be sought in.
+    sys.stdout = sys.__stdout__ = open(1, "w", 1, errors="backslashreplace", closefd=False)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = open(2, "w", 1, errors="backslashreplace", closefd=False)  # type: ignore[misc]
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]
     workdir = context.spec.get("environment", {}).get("workdir") or os.getcwd()
     try:
         os.chdir(workdir)
     except OSError as error:
         raise LaunchFailed(
             "The working folder %s cannot be used on %s: %s." % (workdir, os.uname().nodename, error.strerror)
-        )
+        ) from error
     payload_dir = os.path.join(context.job_dir, "payload")
     root = context.runtime_root
     rest = [entry for entry in sys.path if entry and os.path.abspath(entry) != root]
@@ -123,7 +118,7 @@ def prepare(context):
 def _fresh_main(main_file):
     module = types.ModuleType(_MAIN)
     module.__file__ = main_file
-    module.__builtins__ = sys.modules["builtins"]
+    vars(module)["__builtins__"] = sys.modules["builtins"]
     sys.modules[_MAIN] = module
     if "__mp_main__" in sys.modules:
         sys.modules["__mp_main__"] = module
@@ -134,8 +129,7 @@ def load(context):
     told, here = context.payload.get("python"), "%d.%d" % sys.version_info[:2]
     if told not in (None, here):
         raise LaunchFailed(
-            "It was sent from Python %s, and %s has Python %s (%s)."
-            % (told, os.uname().nodename, here, sys.executable)
+            "It was sent from Python %s, and %s has Python %s (%s)." % (told, os.uname().nodename, here, sys.executable)
         )
     if context.payload["kind"] == "cell":
         from .cellrun import Cell
@@ -146,36 +140,37 @@ def load(context):
     return Call(context)
 
 
-def global_rank(context):
-    """This process's number among all ranks of the job."""
-    return int(os.environ.get("RANK") or context.rank)
-
-
 def _finish(context, program, signals, value, error):
     """Save what there is to save; the report."""
     deadline = signals.deadline = savers.Deadline(quick=signals.received is not None)
     report = {"state": "SUCCEEDED", "reason": "", "exit_code": 0, "error": None, "result": "none", "outputs": {}}
     if error is not None:
         report.update(failures.judge(error, signals.received))
-        if report["state"] == "FAILED" and isinstance(error, Exception):
-            savers.save_error(error, os.path.join(context.out_dir, "error.pkl"), program)
+    if program is None:
+        return report
     with deadline:
+        if report["state"] == "FAILED" and isinstance(error, Exception):
+            savers.save_error(error, os.path.join(context.out_dir, "error.pkl"), program, deadline)
         if error is None and value is not None:
-            size, why = savers.save(value, os.path.join(context.out_dir, "result.pkl"), program, "result", deadline)
+            _, why = savers.save(value, os.path.join(context.out_dir, "result.pkl"), program, "result", deadline)
             report["result"] = "failed" if why else "ok"
             if why:
-                report.update(
-                    state="RESULT_FAILED",
-                    reason="The result could not be saved: %s." % why,
-                    exit_code=1,
-                )
-        if global_rank(context) == 0:
+                reason = "The result could not be saved: %s." % why
+                report.update(state="RESULT_FAILED", reason=reason, exit_code=1)
+                sys.stderr.write(reason + "\n")
+        if payloadfile.global_rank(context) == 0:
             report["outputs"] = savers.save_outputs(program, os.path.join(context.out_dir, "outputs"), deadline)
     return report
 
 
-def _report_launch(context, reason):
-    sys.stderr.write(reason + "\n")
+def _report_launch(context, error):
+    """It was not the user's code that failed, but what came before it."""
+    if isinstance(error, LaunchFailed):
+        reason = str(error)
+        sys.stderr.write(reason + "\n")
+    else:
+        reason = "%s: %s on %s" % (type(error).__name__, failures.one_line(error), os.uname().nodename)
+        failures.show(error)
     report = {"state": "LAUNCH_FAILED", "reason": reason, "exit_code": 1, "error": None, "result": "none"}
     report["outputs"] = {}
     write_json(os.path.join(context.out_dir, "report.json"), report)
@@ -183,7 +178,7 @@ def _report_launch(context, reason):
 
 
 def _wind_up():
-    """What Python does at its end, and a fork that leaves by ``os._exit`` does not: threads, exit functions, streams."""
+    """What Python does at its end, and a fork that leaves by ``os._exit`` does not."""
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(signum, signal.SIG_DFL)
     try:

@@ -112,7 +112,7 @@ def _own_functions(cls):
         elif isinstance(value, property):
             value = value.fget
         while hasattr(value, "__wrapped__") and isinstance(value, types.FunctionType):
-            value = value.__wrapped__
+            value = getattr(value, "__wrapped__")  # noqa: B009 - mypy knows no such attribute
         if isinstance(value, types.FunctionType) and value.__qualname__.startswith(cls.__qualname__ + "."):
             yield value
 
@@ -131,7 +131,7 @@ def _class_source(cls):
     return None
 
 
-_PARSED = {}
+_PARSED = {}  # type: dict
 
 
 def _parse(text):

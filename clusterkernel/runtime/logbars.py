@@ -74,8 +74,7 @@ class TrainingBar(object):
         self.closed = False
         self._elapsed = 0
         self._nested = None  # n of a nested bar that has the same total
-        self._others = {}  # total -> (n, elapsed) of the frames since our own last
-        self._evaluations = set()
+        self._other = None  # the newest frame of another one since our own last
 
     def frame(self, bar, nested, redrawn=False):
         """Whether a frame is of the training bar.
@@ -94,11 +93,7 @@ class TrainingBar(object):
             self._adopt(bar.total, bar.n, bar.elapsed)
             return True
         if bar.total != self.total:
-            if not self.closed:
-                self._evaluations.add(bar.total)
-            self._others[bar.total] = (bar.n, bar.elapsed)
-            if len(self._others) > 64:
-                self._others.clear()
+            self._other = bar
             return False
         if bar.n < self.n or bar.elapsed < self._elapsed or (nested and not redrawn and bar.n == self.n == 0):
             if self.closed or (not nested and bar.n == 0 and self.n == self.total):
@@ -113,22 +108,20 @@ class TrainingBar(object):
         if bar.n > self.n:
             self._nested = None  # training goes on when the evaluation is over
         self.n, self._elapsed = bar.n, bar.elapsed
-        self._others.clear()
+        self._other = None
         return True
 
-    def confirm(self):
-        """A training's dictionary came: does another bar go with it? True on a change."""
-        if self.total is None or not (self.closed or self.n == self.total):
+    def confirm(self, first):
+        """A training's dictionary came, its `first` or not: does another bar go with it? True on a change."""
+        other = self._other
+        if other is None or not (self.closed or (self.n == self.total and (first or other.n > 0))):
             return False
-        for total, (n, elapsed) in self._others.items():
-            if n > 0 and not (self.closed and total in self._evaluations):
-                self._adopt(total, n, elapsed)
-                return True
-        return False
+        self._adopt(other.total, other.n, other.elapsed)
+        return True
 
     def _adopt(self, total, n, elapsed):
         self.total, self.n, self._elapsed = total, n, elapsed
         self.generation += 1
         self.closed = False
         self._nested = None
-        self._others.clear()
+        self._other = None

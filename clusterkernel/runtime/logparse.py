@@ -38,14 +38,13 @@ _EPOCH_BAR = r"(?i)\bepoch\s?[:=#]?\s?[\[(]?(\d{1,9})\b"
 class _Stream(object):
     """What is kept of one stream between two chunks."""
 
-    __slots__ = ("before", "cleared", "done", "keras_epoch", "name", "skipping", "tail")
+    __slots__ = ("before", "done", "keras_epoch", "name", "skipping", "tail")
 
     def __init__(self, name):
         self.name = name
         self.tail = bytearray()  # the line that has not ended
         self.done = 0  # how much of the tail was read already
         self.before = b"\n"  # the last bytes before the tail
-        self.cleared = False  # the bars were, and the training's is not drawn again yet
         self.skipping = False  # within a line that is too long
         self.keras_epoch = None
 
@@ -260,7 +259,7 @@ class LogParser(object):
         context = context.replace(b"\x1b[A", b"")
         # tqdm.write clears all bars, writes, and draws them all again, in any order; a bar that moves is drawn over.
         if context.endswith((b" \r\r", b" \r\n\r")):
-            state.cleared = True
+            self._steps.cleared(state.name)
         if bar.values and any(self._lines.is_metric(name) for name in bar.values):
             if not self._evaluates.search(bar.desc) and bar.n > 0:
                 epoch = self._epoch_bar.search(bar.desc)
@@ -273,8 +272,7 @@ class LogParser(object):
             return
         # One that is drawn below another is moved to by a line feed, which does not end a text.
         nested = context.endswith((b"]\n\r", b"]\r\n\r", b" \r\n\r", b"\n\n\r", b"\n\r\n\r"))
-        if self._steps.frame(bar, state.name, nested, state.cleared, now):
-            state.cleared = False
+        if self._steps.frame(bar, state.name, nested, now):
             self._advance(now, bar.n, bar.total, None)
 
     def _advance(self, now, done, total, what):

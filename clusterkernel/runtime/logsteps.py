@@ -64,8 +64,12 @@ class Steps(object):
         self._emit = emit
         self._pending: deque = deque()  # not logged yet
         self._every_hint = None
+        self._accumulated = None
         self._resumed = None
         self._bar_stream = None
+        self._redraws: set = set()  # streams whose bars were cleared and the training's not drawn since
+        self._other_redraws: set = set()  # the same of any other bar
+        self._other_marks: tuple = (None, deque())
         self._reset()
 
     def _reset(self):
@@ -73,10 +77,12 @@ class Steps(object):
         self._marks: deque = deque(maxlen=_MOST_MARKS)  # (step, time) of redraws that no dictionary has taken
         self._open: deque = deque(maxlen=_MOST_MARKS)  # dictionaries, logged or not, whose redraw has not come
         self._slope = None  # steps per epoch lie between these
-        self._curved = False  # an epoch is no multiple of its steps: only the bar tells
+        self._curved = False  # epochs are no multiple of steps: only the bar tells
         self._last = None  # the last one placed
         self._trained = []  # the last few steps that training logged
         self._misses = 0
+        self._any_train = False
+        self._ordered = True  # whether no redraw and no dictionary was forgotten
 
     @property
     def due(self):
@@ -89,14 +95,38 @@ class Steps(object):
             self.bar.hint = number
         elif name == "logging_steps" and number > 0:
             self._every_hint = number
+        elif name == "gradient_accumulation_steps":
+            self._accumulated = number
         elif name == "resumed":
             self._resumed = number
 
-    def frame(self, bar, stream, nested, redrawn, now):
-        """A frame of a bar was drawn. True where it is the training's."""
+    def cleared(self, stream):
+        """All bars on a stream were cleared; what comes next redraws them."""
+        self._redraws.add(stream)
+        self._other_redraws.add(stream)
+
+    def frame(self, bar, stream, nested, now):
+        """A frame of a bar was drawn. True where it is the training's.
+
+        Parameters
+        ----------
+        bar : logbars.Bar
+        stream : str
+        nested : bool
+            It is drawn a line below another bar.
+        now : float
+        """
         before = self.bar.generation
+        redrawn = stream in self._redraws
         if not self.bar.frame(bar, nested, redrawn):
+            if stream in self._other_redraws and bar.unit == "it" and not bar.desc:
+                # Should it turn out to be the next training's.
+                self._other_redraws.discard(stream)
+                if self._other_marks[0] != bar.total:
+                    self._other_marks = (bar.total, deque(maxlen=_MOST_MARKS))
+                self._other_marks[1].append((bar.n, now))
             return False
+        self._redraws.discard(stream)
         if before and self.bar.generation != before:
             self._another_training(now)
         self._bar_stream = stream
@@ -109,6 +139,7 @@ class Steps(object):
         if merged:
             self._marks.clear()
         elif redrawn:
+            self._ordered = self._ordered and len(self._marks) < _MOST_MARKS
             self._marks.append((bar.n, now))
         return True
 
@@ -117,13 +148,20 @@ class Steps(object):
         one = _Dictionary(logged, stream, now)
         if one.kind == "train":
             last = self._last
-            if self.bar.confirm() or (last and last.range and one.range and one.range[1] < last.range[0]):
+            if self.bar.confirm(not self._any_train):
                 self._another_training(now)
+                total, marks = self._other_marks
+                if total == self.bar.total:
+                    self._marks = marks
+            elif last and last.range and one.range and one.range[1] < last.range[0]:
+                self._another_training(now)
+            self._any_train = True
         if not self._open:
             while self._marks and self._marks[0][1] < now - _FRESH:
                 self._marks.popleft()
         self._pending.append(one)
         if one.stream != self._bar_stream and one.step is None:
+            self._ordered = self._ordered and len(self._open) < _MOST_MARKS
             self._open.append(one)
         if one.kind == "final":
             self.bar.closed = True
@@ -145,6 +183,8 @@ class Steps(object):
                 step = self._find(one)
                 if step is not None:
                     self._pending.remove(one)
+                    if step == one.mark or self._whole() or (one.range and one.range[1] < 1):
+                        self._learn(step, one.range)
                     self._place(one, step)
                     progress = True
         self._match()
@@ -165,14 +205,12 @@ class Steps(object):
         if self._curved:
             return None
         low, high = self._steps_at(one.range)
-        if low is not None and low == high and (one.range[1] < 1 or self._whole() or self.bar.total is None):
-            return low
-        return None
+        return low if low == high else None
 
     def _guess(self, one):
         """The step of a dictionary that cannot wait any longer, or None."""
         last = self._last
-        low, high = self._steps_at(one.range)
+        low, high = self._steps_at(one.range, loose=True)
         if low is None:
             return last.step if one.kind == "final" and one.range is None and last else None
         if low == high:
@@ -196,8 +234,6 @@ class Steps(object):
         one.step = step
         one.placed = True
         if step is not None:
-            if step == one.mark:
-                self._learn(step, one.range)
             if self._last is None or self._last.step <= step:
                 self._last = one
             if one.kind == "train":
@@ -213,7 +249,7 @@ class Steps(object):
 
     def _match(self):
         """Give the redraws that came to the dictionaries that were printed, in order."""
-        while self._marks and self._open:
+        while self._marks and self._open and self._ordered:
             n = self._marks[0][0]
             one = self._open[0]
             if one.stream == self._bar_stream:
@@ -268,18 +304,21 @@ class Steps(object):
                 self._curved = True
         self._slope = slope
 
-    def _whole(self):
-        """Steps per epoch where they are a whole number without doubt, else None."""
+    def _whole(self, loose=False):
+        """Steps per epoch where they are a whole number without doubt (or `loose`, likely), else None."""
+        if self._slope is None:
+            return None
         low, high = self._slope
         whole = math.ceil(low)
-        return whole if whole == math.floor(high) and high - low < 2e-3 * high else None
+        near = high - low < 0.05 or self._accumulated == 1 or (loose and high - low < 2e-3 * high)
+        return whole if near and whole == math.floor(high) else None
 
-    def _steps_at(self, bounds):
+    def _steps_at(self, bounds, loose=False):
         """Between which steps an epoch lies: (low, high), or (None, None)."""
         if self._slope is None or self._curved or bounds is None:
             return None, None
         low, high = self._slope
-        whole = self._whole()
+        whole = self._whole(loose)
         if whole:
             low = high = float(whole)
         first = math.ceil(bounds[0] * low - 1e-6)
@@ -298,19 +337,29 @@ class Steps(object):
             self._slope = _narrow([(self._resumed, first.range)])
             return
         ones = [one for one in self._open if one.range is not None][:8]
-        marks = [mark[0] for mark in self._marks]
+        marks = [mark[0] for mark in self._marks] if self._ordered else []
         for offset in range(min(3, len(marks))):
-            pairs = list(zip(marks[offset:], ones))  # noqa: B905
+            pairs = list(zip(marks[offset:], ones))
+            if any(n != one.step for n, one in pairs if one.step is not None):
+                continue
             told = [(n, one.range) for n, one in pairs if n > 0 and one.started]
+            steps = len({n for n, _ in told})
             slope = _narrow(told)
-            if (told and slope is None) or any(n != one.step for n, one in pairs if one.step is not None):
-                continue  # a redraw that came first was for another text
-            if len({n for n, _ in told}) < (1 if force else 2):
-                break
-            self._slope = slope
-            for _ in range(offset):
-                self._marks.popleft()
-            return
+            if slope is not None or not told:
+                if steps < (1 if force else 2):
+                    break
+                if offset and steps < 3:
+                    continue
+                # The first redraws were for other texts.
+                for _ in range(offset):
+                    self._marks.popleft()
+                self._slope = slope
+                return
+        else:
+            # Nothing fits: epochs here are no multiple of steps, and only the order tells.
+            if len({n for n in marks[: len(ones)] if n > 0}) >= (1 if force else 3):
+                self._curved = True
+                return
         self._fit_by_interval(force)
 
     def _fit_by_interval(self, force):
@@ -324,11 +373,12 @@ class Steps(object):
             # With logging_first_step the first of them stands apart.
             told = ranges if every == 1 else ranges[1:]
             slope = (0.0, math.inf)
-            for one, two in zip(told, told[1:]):  # noqa: B905, RUF007
-                least, most = two[0] - one[1], two[1] - one[0]
+            for apart, bounds in enumerate(told[1:], 1):
+                least, most = bounds[0] - told[0][1], bounds[1] - told[0][0]
                 if most <= 0:
                     return
-                slope = (max(slope[0], every / most), min(slope[1], every / least if least > 0 else math.inf))
+                steps = every * apart
+                slope = (max(slope[0], steps / most), min(slope[1], steps / least if least > 0 else math.inf))
             if slope[0] > slope[1] or slope[1] == math.inf:
                 return
         elif force and every == 1 and len(ranges) == 1 and self._last is None and not self._resumed:

@@ -8,6 +8,11 @@ import types
 from .pickling import Unpickler
 
 
+def global_rank(context):
+    """This process's number among all ranks of the job."""
+    return int(os.environ.get("RANK") or context.rank)
+
+
 def learn_sources(folder):
     """Let linecache know the notebook's cells that functions came from."""
     try:
@@ -33,7 +38,7 @@ def publish(namespace, value):
 
 def changes(folder, loader):
     """Parameters that a rerun replaced: name -> value. Later files win."""
-    found = {}
+    found = {}  # type: dict
     number = 1
     while True:
         try:

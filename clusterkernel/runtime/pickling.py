@@ -16,12 +16,13 @@ import weakref
 
 from . import fingerprint
 
-_HERE = ("clusterkernel.runtime.pickling", "ckruntime.pickling")
+# This package's name here and in a job, and the other way round.
+_PACKAGES = ("clusterkernel.runtime.", "ckruntime.")
 MAIN = "__main__"
 
 # Classes that were pickled or unpickled here -> their key, None where no name leads to them. A class that stands here
 # is complete: the definition in a stream adds nothing, and would only overwrite it.
-_KEYS = weakref.WeakKeyDictionary()
+_KEYS = weakref.WeakKeyDictionary()  # type: weakref.WeakKeyDictionary
 
 
 def _only_our_unpickler(*_):
@@ -35,6 +36,11 @@ def make_class(*args):
 
 def set_class_state(*args):
     """Stands in a stream for `Loader.set_class_state`."""
+    _only_our_unpickler(*args)
+
+
+def set_function_state(*args):
+    """Stands in a stream for `Loader.set_function_state`."""
     _only_our_unpickler(*args)
 
 
@@ -101,6 +107,7 @@ class Loader(object):
         self.prefer = prefer
         self.fallback = fallback
         self.known = {} if known is None else known  # key -> class
+        self.wanted = []  # (globals of a function, names that it needs and the stream does not hold)
         self._unfinished = {}  # id -> class that has no content yet
 
     def _find(self, key):
@@ -130,6 +137,12 @@ class Loader(object):
         if self._unfinished.pop(id(cls), None) is not None:
             set_state, inner = state
             set_state(cls, inner)
+
+    def set_function_state(self, function, state):
+        """Complete a function, some of whose globals were left out as they are saved under their names."""
+        set_state, inner, names = state
+        set_state(function, inner)
+        self.wanted.append((function.__globals__, names))
 
     def find_class(self, *key):
         """The class that came by reference."""
@@ -175,7 +188,10 @@ class Unpickler(pickle.Unpickler):
 
     def find_class(self, module, name):
         """The global of a stream."""
-        if module in _HERE:
+        for package in _PACKAGES:
+            if module.startswith(package):
+                module = __name__.rpartition(".")[0] + "." + module[len(package) :]
+        if module == __name__:
             return getattr(self._loader, name)
         if module == MAIN:
             loader = self._loader

@@ -157,13 +157,14 @@ def _cloud_pickler(sink, program):
     from .cloud import Pickler
 
     known = program.loader.known
-    return Pickler(sink, program.namespace, by_reference=lambda key: key in known)
+    return Pickler(
+        sink, program.namespace, by_reference=lambda key: key in known, named=program.named, keys=program.keys
+    )
 
 
-def save_error(error, path, program):
+def save_error(error, path, program, deadline):
     """Keep an exception for the notebook to raise; where it does not pickle, its text has to do."""
     try:
-        deadline = Deadline(quick=True)
         with open(os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             _cloud_pickler(_Sink(file, deadline), program).dump(error)
         os.replace(path + ".tmp", path)

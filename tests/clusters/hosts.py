@@ -118,7 +118,8 @@ def connect(token: str, at: Layout) -> None:
     )
     for node in NODES:
         procs.run(
-            ["ip", "-n", netns(token, node.name), "-batch", "-"],
+            # nsenter and not `ip -n`, which remounts / and fails where that is no mount point (a chroot)
+            ["nsenter", f"--net={_NETNS / netns(token, node.name)}", "ip", "-batch", "-"],
             stdin=f"address add {at.address(node.host)}/24 dev eth0\nlink set eth0 up\nlink set lo up\n"
             f"route add default via {at.address(1)}\n",
         )
@@ -212,8 +213,9 @@ def boot(token: str, at: Layout, shared: Sequence[str], reach: Sequence[Path], e
 
     def one(host: str) -> None:
         pid = f"{d}/pid/host-{host}.pid"
-        lines = ["set -e"]
-        argv = ["unshare", "--mount"]
+        # Our mounts must not spread to the machine. A chroot has no mount point to say so of, and nothing to spread to.
+        lines = ["set -e", "mount --make-rslave / 2>/dev/null || true"]
+        argv = ["unshare", "--mount", "--propagation", "unchanged"]
         if host != LOGIN:
             argv = ["nsenter", f"--net={_NETNS / netns(token, host)}", *argv, "--uts"]
             lines.append(f"hostname {host}")

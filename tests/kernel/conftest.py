@@ -139,6 +139,10 @@ class Kernel:
             elif message["msg_type"] not in ("status", "execute_input"):
                 self.strays.append(message)
 
+    def text_of(self, display: dict[str, Any]) -> str:
+        """A display as it now stands, as text."""
+        return str([display, *self.updates_of(display)][-1]["data"]["text/plain"])
+
     def until_text(self, message_id: str, text: str) -> None:
         """Read a running cell's messages until it has printed `text`."""
         self._until_own(message_id, lambda m: m["msg_type"] == "stream" and text in m["content"]["text"])

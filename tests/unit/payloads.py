@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import linecache
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import clusterkernel.runtime
-from clusterkernel.payload import Artefact
+from clusterkernel.payload import Artefact, cell, results
 
 
 class Ran:
@@ -75,3 +77,38 @@ def run(artefact: Artefact, folder: Path, *, task: int | None = None, env: dict[
         command(folder), env=environment(**extra), capture_output=True, text=True, timeout=120, check=False
     )
     return Ran(folder / "job", process, task or 0)
+
+
+class Notebook:
+    """A kernel's namespace, in which cells run as in IPython: their source is known to linecache alone."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, Any] = {"__name__": "__main__"}
+        self.number = 0
+
+    def __getitem__(self, name: str) -> Any:
+        return self.names[name]
+
+    def run(self, source: str) -> None:
+        self.number += 1
+        text = textwrap.dedent(source)
+        filename = f"/tmp/ipykernel_{os.getpid()}/{id(self)}{self.number}.py"
+        linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+        exec(compile(text, filename, "exec"), self.names)
+
+    def ship(self, source: str, folder: Path, **options: Any) -> Artefact:
+        """The cell as an artefact; `folder` is the notebook's."""
+        return cell.build(textwrap.dedent(source), self.names, modules_root=folder, **options)
+
+    def train(self, source: str, folder: Path, *, env: dict[str, str] | None = None, **options: Any) -> Ran:
+        """Run the cell as a job."""
+        return run(self.ship(source, folder, **options), folder, env=env)
+
+    def result(self, ran: Ran) -> Any:
+        return results.load_result(ran.out, self.names, ran.payload)
+
+    def output(self, ran: Ran, name: str) -> Any:
+        return results.load_output(ran.out / "outputs" / f"{name}.pkl", self.names, ran.payload)
+
+    def error(self, ran: Ran) -> BaseException | None:
+        return results.load_error(ran.out, self.names, ran.payload)

@@ -102,6 +102,15 @@ def test_a_launcher_is_one_task_that_holds_the_cores_of_its_ranks() -> None:
     assert "srun --kill-on-bad-exit=1 --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=32 " in written
 
 
+def test_the_launchers_of_several_nodes_are_told_once_where_they_meet() -> None:
+    meet = ["/a b/python", "/runtime", "rendezvous"]
+    several = text(build({"nodes": 2, "launcher": "torchrun"}), meet=meet)
+    line = "CLUSTERKERNEL_RENDEZVOUS=$('/a b/python' /runtime rendezvous)\nexport CLUSTERKERNEL_RENDEZVOUS\n"
+    assert several.index(line) < several.index("srun ")
+    assert "RENDEZVOUS" not in text(build({"launcher": "torchrun"}), meet=meet)
+    assert "RENDEZVOUS" not in text(build({"nodes": 2}), meet=meet)
+
+
 def test_srun_only_where_there_is_more_than_one_process() -> None:
     assert "srun" not in text(JobSpec())
     assert "srun" not in text(build({"gpus_per_node": "8", "launcher": "torchrun"}))
@@ -367,8 +376,8 @@ def test_what_ends_before_python_says_why(
 def test_variables_and_setup_lines_reach_the_program(run: Any, tmp_path: Path) -> None:
     value = "it's $HOME `id`\nsecond line"
     spec = build({"env": {"GREETING": value}, "setup": ["export MORE=1"], "workdir": str(tmp_path)})
-    done, _ = run(spec, 'printf "%s|%s|%s|%s" "$GREETING" "$MORE" "$PWD" "$CLUSTERKERNEL_RANKS_PER_NODE"')
-    assert done.stdout == f"{value}|1|{tmp_path}|1"
+    done, _ = run(spec, 'printf "%s|%s|%s" "$GREETING" "$MORE" "$PWD"')
+    assert done.stdout == f"{value}|1|{tmp_path}"
 
 
 def test_the_shell_outlives_a_supervisor_that_ends_in_good_order(run: Any) -> None:

@@ -265,6 +265,16 @@ def test_a_requeued_job_is_known_by_its_restarts(poller: Poller, slurm: Script, 
     assert (str(seen.state), seen.restarts) == ("REQUEUED", 1)
 
 
+def test_cleaning_up_before_a_restart_is_no_end(poller: Poller, slurm: Script, job: Any) -> None:
+    folder = job(recovery=Recovery(requeue=True))
+    slurm.answers["squeue"] = (0, listed(folder, "COMPLETING"), "")
+    slurm.answers["scontrol"] = (0, shown(folder, "COMPLETING", restarts="1"), "")
+    assert str(one(poller, folder).state) == "REQUEUED"
+    folder.events(1).parent.mkdir()
+    folder.events(1).write_text("{}\n")
+    assert str(one(poller, folder).state) == "FINISHING"
+
+
 def test_what_the_batch_shell_wrote_explains_a_failure(poller: Poller, slurm: Script, job: Any) -> None:
     folder = job()
     slurm.answers["squeue"] = (0, listed(folder, "FAILED"), "")

@@ -84,7 +84,7 @@ class SlurmBackend:
             record, path, runtime = _stand_in(spec), "JOB_FOLDER", "RUNTIME"
         part = sbatch.ArrayPart(0, record.tasks, spec.parallelism) if record.array else None
         words = [launch] if launch else launch_line(spec.environment.interpreter, runtime, path)
-        return Plan(text=script_text(record, path, words, part), notes=sbatch.notes(spec))
+        return Plan(text=script_text(record, path, words, runtime, part), notes=sbatch.notes(spec))
 
     def submit(self, folder: JobFolder) -> Submission:
         """Send the job, or what of it is not sent yet (see `submit.Submitter.submit`)."""

@@ -51,7 +51,7 @@ def examine(transport: Transport, root: JobRoot, *, deep: bool = False) -> Itera
         return
     yield _partition(transport)
     yield from _accounting(transport)
-    yield _root(root)
+    yield _root(root, proved=deep)
     if deep:
         yield from prove_node(transport, root)
 
@@ -92,7 +92,8 @@ def _accounting(transport: Transport) -> Iterator[Check]:
     yield Check("Slurm account", bool(accounts), detail, "Ask the site for an account, or set --account.")
 
 
-def _root(root: JobRoot) -> Check:
+def _root(root: JobRoot, *, proved: bool) -> Check:
+    """The job root as it looks from here; whether the nodes have it too only a job proves."""
     fix = "Set CLUSTERKERNEL_JOB_ROOT to a folder of yours that the nodes share."
     try:
         root.ensure()
@@ -100,8 +101,10 @@ def _root(root: JobRoot) -> Check:
     except (JobRootError, ValueError) as error:
         return Check("Job folder", False, str(error), fix)
     private = [folder for folder in ("/tmp", "/var/tmp", "/dev/shm") if root.path.is_relative_to(folder)]
-    if private:
-        return Check("Job folder", False, f"{root.path} lies in {private[0]}, which each node has for itself", fix)
+    if private and not proved:
+        return Check(
+            "Job folder", False, f"{root.path} lies in {private[0]}, which each node mostly has for itself", fix
+        )
     free = shutil.disk_usage(root.path).free
     return Check("Job folder", free > 1 << 30, f"{root.path}, {free / (1 << 30):.1f} GiB free", "Run %cluster_clean.")
 

@@ -146,8 +146,8 @@ class Poller:
                 if seen is not None and (task not in told or _outdoes(part, seen, told[task])):
                     told[task] = seen
         for folder in folders:
-            if folder.id in answers and answers[folder.id]:
-                _add_unsent(folder, answers[folder.id])
+            if some := answers.get(folder.id):
+                _add_unsent(folder, some)
         return {job: list(told.values()) for job, told in answers.items() if told}
 
     # -- questions ----------------------------------------------------------------
@@ -247,6 +247,9 @@ class Poller:
         if verdict is None:
             return None
         restarts = record.restarts or 0
+        if verdict.state is JobState.FINISHING and restarts and not layout.started(part.folder, restarts, task):
+            # Slurm counts the restart while it still cleans up after the run before.
+            verdict = Verdict(state=JobState.REQUEUED, reason="It is queued again.")
         if verdict.state in (JobState.FAILED, JobState.DIED):
             verdict = _with_shell(verdict, part, task, restarts)
         seen = Observation(

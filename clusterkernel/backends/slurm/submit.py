@@ -29,9 +29,9 @@ RATE: Final = 20.0
 _UNSURE: Final = frozenset({124, 137, 143, -9, -15})
 
 
-def launch_line(record_python: str | None, runtime: str, folder: str) -> list[str]:
+def launch_line(interpreter: str | None, runtime: str, folder: str) -> list[str]:
     """The supervisor's command line."""
-    python = os.path.expanduser(record_python) if record_python else sys.executable
+    python = os.path.expanduser(interpreter) if interpreter else sys.executable
     return [python, "-u", runtime, "supervise", folder]
 
 
@@ -39,6 +39,7 @@ def script_text(
     record: JobRecord,
     folder: str,
     launch: Sequence[str],
+    runtime: str,
     part: sbatch.ArrayPart | None,
     *,
     after: str | None = None,
@@ -52,6 +53,7 @@ def script_text(
         log_path=sbatch.log_pattern(f"{folder}/batch", array=part is not None),
         events=f"{folder}/events",
         launch=launch,
+        meet=[launch[0], runtime, "rendezvous"],
         array=part,
         after=after,
     )
@@ -135,12 +137,13 @@ class Submitter:
     def _send(self, folder: JobFolder, part: sbatch.ArrayPart | None, after: str | None) -> carrier.Sent:
         record, path = folder.record, layout.script(folder, part.first if part else 0)
 
+        runtime = str(JobRoot(folder.path.parent).runtime())
+
         def compose(launch: Sequence[str]) -> str:
-            text = script_text(record, str(folder.path), launch, part, after=after)
+            text = script_text(record, str(folder.path), launch, runtime, part, after=after)
             write_atomic(path, text.encode("utf-8", "surrogateescape"))
             return ascii(text)  # for submitit's copy, which it writes in the encoding of the locale; ours is sent
 
-        runtime = str(JobRoot(folder.path.parent).runtime())
         launch = launch_line(record.spec.environment.interpreter, runtime, str(folder.path))
         self._bucket.take()
         sent = carrier.send(launch, compose, self._transport.submission(["sbatch", str(path)]))

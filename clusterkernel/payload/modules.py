@@ -1,0 +1,375 @@
+"""Modules that lie beside the notebook go along, as they are at submission.
+
+*Local* is a module whose file lies under the notebook's folder, or anywhere else
+but among what is installed: not in the standard library, not in a
+``site-packages``, and not in a folder that the person cannot write to. So a
+project installed with ``pip install -e`` is local. A local module is found by
+the imports of the cell, of its functions and of other local modules, and by the
+classes and functions that the captured values refer to.
+
+A single module goes along alone. A package goes along whole: its ``*.py`` and
+compiled modules, and its other files where they take at most 4 MB together; no
+hidden folders and no ``__pycache__``. Of a folder without ``__init__.py`` (a
+namespace package) only the modules that are imported go along. All together may
+take 50 MB.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.machinery
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from clusterkernel.errors import PayloadError
+from clusterkernel.payload.imports import Import, of_source, of_values
+from clusterkernel.payload.packing import size_text
+
+__all__ = ["Shipped", "collect"]
+
+LIMIT: Final = 50 << 20
+DATA_LIMIT: Final = 4 << 20
+#: Source whose imports are followed (reading it takes some 0.3 s a megabyte).
+SOURCE_LIMIT: Final = 8 << 20
+#: Files that a package may have, before it is taken for a data folder.
+FILES_LIMIT: Final = 20_000
+_CODE: Final = (*importlib.machinery.SOURCE_SUFFIXES, *importlib.machinery.EXTENSION_SUFFIXES)
+_PACKAGE: Final = "__init__.py"
+_INSTALLED: Final = {"site-packages", "dist-packages"}
+# A job has the product, or the small stand-in that our runtime brings.
+_NEVER: Final = {"clusterkernel", "ckruntime", "__main__", "__mp_main__"}
+
+
+class Shipped(msgspec.Struct, frozen=True):
+    """Local modules, as they were when they were collected.
+
+    Attributes
+    ----------
+    files : tuple of (str, bytes)
+        Path relative to a folder on ``sys.path``, and content.
+    modules : tuple of str
+        The top-level modules and packages (of a namespace package, what is in it) that go along.
+    notes : tuple of str
+        What a person should know, one sentence each.
+    """
+
+    files: tuple[tuple[str, bytes], ...] = ()
+    modules: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(len(data) for _, data in self.files)
+
+    def digests(self) -> dict[str, str]:
+        """A digest of each module's files, to tell whether a later submission would take the same."""
+        made = {}
+        for module in self.modules:
+            base = module.replace(".", "/")
+            total = hashlib.sha256()
+            for path, data in self.files:
+                if path.startswith((f"{base}/", f"{base}.")):
+                    total.update(f"{path}\0{len(data)}\0".encode("utf-8", "surrogateescape") + data)
+            made[module] = total.hexdigest()
+        return made
+
+    def write(self, folder: Path) -> None:
+        """Lay the files into ``modules/`` of a payload's folder.
+
+        Parameters
+        ----------
+        folder : Path
+            The payload's folder, which exists.
+        """
+        for name, data in self.files:
+            target = folder / "modules" / name
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(data)
+
+
+def collect(root: Path, *, source: str = "", values: Iterable[object] = (), modules: Iterable[str] = ()) -> Shipped:
+    """Find the local modules that a payload needs, and read them.
+
+    Parameters
+    ----------
+    root : Path
+        The notebook's folder.
+    source : str
+        The cell, as Python.
+    values : iterable
+        What is captured: modules, functions, classes, objects.
+    modules : iterable of str
+        Modules that are known to be needed, such as those that a pickle names.
+
+    Returns
+    -------
+    Shipped
+
+    Raises
+    ------
+    PayloadError
+        A local module cannot be read or is not Python, or all are too large.
+    """
+    importlib.invalidate_caches()  # a file may be seconds old
+    search = _Search(Path(os.path.abspath(root)))
+    for one in of_source(source.encode(), "") if source.strip() else ():
+        search.follow(one, "the cell")
+    for name in [*of_values(values), *modules]:
+        search.follow(Import(name, certain=True), "a captured value")
+    while search.todo:
+        search.read_next()
+    return search.result()
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """A module's file, and the folders that hold what is in it. A namespace package has no file."""
+
+    file: Path | None = None
+    folders: list[Path] = []
+
+
+class _Search:
+    """Follows imports from one local module to the next."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.files: dict[str, bytes] = {}
+        self.modules: list[str] = []
+        self.notes: dict[str, None] = {}
+        # Modules whose own imports are still to be followed: (dotted name, file, is it surely imported).
+        self.todo: list[tuple[str, Path, bool]] = []
+        self._local: dict[str, bool] = {}
+        self._tops: dict[str, _Found | None] = {}
+        self._read: set[tuple[str, bool]] = set()
+        self._total = 0
+        self._source = 0
+
+    def result(self) -> Shipped:
+        return Shipped(tuple(sorted(self.files.items())), tuple(sorted(self.modules)), tuple(self.notes))
+
+    def _note(self, text: str) -> None:
+        self.notes[text] = None
+
+    # -- finding ------------------------------------------------------------------
+
+    def follow(self, wanted: Import, by: str) -> None:
+        """Take a module along where it is local; the packages around it are imported with it."""
+        parts = wanted.name.split(".")
+        if not wanted.name or parts[0] in _NEVER:
+            return
+        found: _Found | None = None
+        for depth in range(1, len(parts) + 1):
+            name = ".".join(parts[:depth])
+            found = self._top(name) if found is None else _inside(parts[depth - 1], found.folders)
+            if found is None and depth == 1 and wanted.certain and by == "the cell":
+                self._note(f"{name} is not found here: the job's Python has to have it.")
+            if found is None:
+                return
+            if found.file is not None:
+                self._take(name, found.file, parts[depth:], wanted)
+                return
+
+    def _top(self, name: str) -> _Found | None:
+        if name not in self._tops:
+            spec = _top(name, self.root)
+            self._tops[name] = None if spec is None else _found(spec)
+        return self._tops[name]
+
+    def _take(self, name: str, file: Path, rest: list[str], wanted: Import) -> None:
+        """Take the module or regular package that `name` is, and look at the modules in it that are imported."""
+        package = file.name == _PACKAGE
+        if name not in self._local:
+            self._local[name] = self._is_local(file)
+            if self._local[name]:
+                self.modules.append(name)
+                base = name.replace(".", "/")
+                if package:
+                    self._add_package(name, base, file.parent)
+                else:
+                    self._add(f"{base}{_suffix(file.name)}", file)
+        if not self._local[name]:
+            return
+        self.todo.append((name, file, wanted.certain))
+        folders = [file.parent] if package else []
+        for part in rest:
+            name = f"{name}.{part}"
+            found = _inside(part, folders)
+            if found is None:
+                return
+            folders = found.folders
+            if found.file is not None:
+                self.todo.append((name, found.file, wanted.certain))
+
+    def _is_local(self, file: Path) -> bool:
+        if _INSTALLED & set(file.parts) or file.suffix == ".pyc":
+            return False
+        if any(file.is_relative_to(folder) for folder in _standard_library()):
+            return False
+        return file.is_relative_to(self.root) or os.access(file.parent, os.W_OK)
+
+    def read_next(self) -> None:
+        """Follow the imports of one local module."""
+        name, file, certain = self.todo.pop()
+        if (name, certain) in self._read or file.suffix != ".py":
+            return
+        self._read.add((name, certain))
+        package = name if file.name == _PACKAGE else name.rpartition(".")[0]
+        try:
+            status = file.stat()
+            self._source += status.st_size
+            if self._source > SOURCE_LIMIT:
+                self._note(f"Imports were followed up to {name}: beyond it there is too much source.")
+                self.todo.clear()
+                return
+            found = _imports(file, package, status.st_mtime_ns, status.st_size)
+        except OSError as error:
+            raise _unreadable(file, error) from None
+        except (SyntaxError, ValueError) as error:  # ValueError: a NUL byte
+            where = f" on line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+            text = error.msg if isinstance(error, SyntaxError) else str(error)
+            if not certain:
+                self._note(f"{file} is no valid Python{where} ({text}), and may not be needed.")
+                return
+            raise PayloadError(
+                f"The local module {name} cannot be taken along: {file} has a syntax error{where}: {text}.",
+                hint="Mend the file, or leave out its import.",
+            ) from None
+        for one in found:
+            self.follow(Import(one.name, certain=one.certain and certain), name)
+
+    # -- reading ------------------------------------------------------------------
+
+    def _add_package(self, name: str, base: str, folder: Path) -> None:
+        code: list[tuple[str, Path]] = []
+        data: list[tuple[str, Path]] = []
+        for count, (relative, path) in enumerate(_walk(folder)):
+            if count >= FILES_LIMIT:
+                raise PayloadError(
+                    f"The local package {name} in {folder} has more than {FILES_LIMIT} files.",
+                    hint="Keep data in a folder outside the package.",
+                )
+            (code if path.name.endswith(_CODE) else data).append((f"{base}/{relative}", path))
+        for target, path in code:
+            self._add(target, path)
+        sizes = {target: _size(path) for target, path in data}
+        if (total := sum(sizes.values())) <= DATA_LIMIT:
+            for target, path in data:
+                if os.access(path, os.R_OK):
+                    self._add(target, path)
+                else:
+                    self._note(f"{path} cannot be read and stays behind.")
+        else:
+            largest = max(sizes, key=sizes.__getitem__)
+            self._note(
+                f"Of the local package {name} only the code goes along: its other files take "
+                f"{size_text(total)} (the largest is {largest}, {size_text(sizes[largest])})."
+            )
+
+    def _add(self, target: str, path: Path) -> None:
+        if target in self.files:
+            return
+        try:
+            self._total += _size(path)
+            if self._total > LIMIT:
+                self._refuse_size(target, path)
+            self.files[target] = path.read_bytes()
+        except OSError as error:
+            raise _unreadable(path, error) from None
+
+    def _refuse_size(self, target: str, path: Path) -> None:
+        sizes = {name: len(data) for name, data in self.files.items()} | {target: path.stat().st_size}
+        largest = sorted(sizes.items(), key=lambda item: -item[1])[:3]
+        listed = ", ".join(f"{name} ({size_text(size)})" for name, size in largest)
+        raise PayloadError(
+            f"The local modules {', '.join(sorted(self.modules))} take more than {size_text(LIMIT)}. "
+            f"The largest files: {listed}.",
+            hint="Install what does not change, or keep data outside the packages.",
+        )
+
+
+@functools.lru_cache(maxsize=4096)
+def _imports(file: Path, package: str, changed: int, size: int) -> tuple[Import, ...]:
+    """The imports of a file that was last changed at that time."""
+    return tuple(of_source(file.read_bytes(), package))
+
+
+def _top(name: str, root: Path) -> importlib.machinery.ModuleSpec | None:
+    """Where a top-level module comes from: as loaded here, else as an import here would find it."""
+    loaded = sys.modules.get(name)
+    spec = getattr(loaded, "__spec__", None)
+    if isinstance(spec, importlib.machinery.ModuleSpec):
+        return spec
+    if loaded is None:
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            if find is not None and (spec := find(name, None, None)) is not None:
+                assert isinstance(spec, importlib.machinery.ModuleSpec)
+                return spec
+    # Jupyter puts the notebook's folder on the path, other programs may not.
+    return importlib.machinery.PathFinder.find_spec(name, [str(root)])
+
+
+def _found(spec: importlib.machinery.ModuleSpec) -> _Found:
+    if spec.origin and spec.has_location:
+        file = Path(os.path.abspath(spec.origin))
+        return _Found(file, [file.parent] if file.name == _PACKAGE else [])
+    return _Found(None, [Path(folder) for folder in spec.submodule_search_locations or ()])
+
+
+def _inside(name: str, folders: Iterable[Path]) -> _Found | None:
+    """What a package's folders hold under a name, in the order in which Python looks. Nothing is imported."""
+    spaces = []
+    for folder in folders:
+        if (file := folder / name / _PACKAGE).is_file():
+            return _Found(file, [file.parent])
+        for suffix in _CODE:
+            if (file := folder / f"{name}{suffix}").is_file():
+                return _Found(file)
+        if (folder / name).is_dir():
+            spaces.append(folder / name)
+    return _Found(None, spaces) if spaces else None
+
+
+def _suffix(filename: str) -> str:
+    """``.py``, or a compiled module's whole ending, which names the interpreter."""
+    return next((end for end in _CODE if filename.endswith(end)), os.path.splitext(filename)[1])
+
+
+def _standard_library() -> set[str]:
+    return {os.path.abspath(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib")}
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
+    """All files of a package, links followed, hidden ones and caches left out."""
+    seen: set[tuple[int, int]] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        status = os.stat(place)
+        if (status.st_dev, status.st_ino) in seen:  # a link back up
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
+        for name in sorted(files):
+            path = Path(place, name)
+            if not name.startswith(".") and not name.endswith((".pyc", ".pyo")) and path.is_file():
+                yield str(path.relative_to(folder)), path
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def _unreadable(file: Path, error: OSError) -> PayloadError:
+    return PayloadError(
+        f"The local module {file} cannot be read: {error.strerror}.", hint="Mend its permissions, or leave it out."
+    )
