@@ -183,10 +183,8 @@ def joined(metrics: pd.DataFrame, usage: pd.DataFrame, *, within: float = 60.0) 
     right["_process"] = right["_process"].fillna(0).astype("int64")
     processes = set(right["_process"])
     first = min(processes, default=0)
-    left["_process"] = [
-        rank if rank in processes else first for rank in left["rank"].fillna(0).astype("int64")
-    ]  # fmt: skip
-    left["_process"] = left["_process"].astype("int64")
+    ranks = left["rank"].fillna(0).astype("int64")
+    left["_process"] = ranks.where(ranks.isin(processes), first)
     table = pd.merge_asof(
         left, right, on="time", by="_process", direction="nearest", tolerance=pd.Timedelta(seconds=within)
     )

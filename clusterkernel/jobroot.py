@@ -255,8 +255,8 @@ def identity(root: Path) -> str:
     """The random word of a job root; empty where it has none yet."""
     try:
         return (root / IDENTITY).read_text()
-    except FileNotFoundError:
-        return ""
+    except (FileNotFoundError, NotADirectoryError):
+        return ""  # whoever writes there says what is wrong with it
 
 
 def _lacks(target: Path, files: Mapping[str, bytes]) -> list[str]:

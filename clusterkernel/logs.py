@@ -44,8 +44,9 @@ class Reader:
         self.stream = stream
         self._order = 0
         self._offsets = {"stdout": 0, "stderr": 0}
-        # Whether the record of the order ended in the middle (a full disk): then the streams are read one after another.
+        # Whether the record of the order is broken (a full disk): then the streams are read one after another.
         self._disordered = False
+        self._awaited: list[tuple[str, int]] = []
 
     def read(self, limit: int = 1 << 22) -> bytes:
         """New bytes, at most about `limit`; empty where there are none yet."""
@@ -53,15 +54,32 @@ class Reader:
             return self._take(self.stream, limit)
         parts: list[bytes] = []
         total = 0
-        for stream, size in self._runs(limit):
-            parts.append(self._take(stream, size))
-            total += size
+        runs = self._awaited or self._runs(limit)
+        self._awaited = []
+        for at, (stream, size) in enumerate(runs):
+            data = self._take(stream, size)
+            parts.append(data)
+            total += len(data)
+            if len(data) < size:
+                # On NFS the order may be seen before the bytes.
+                self._awaited = [(stream, size - len(data)), *runs[at + 1 :]]
+                return b"".join(parts)
         if self._disordered and total < limit:
             parts.append(self.rest(limit - total))
         return b"".join(parts)
 
+    def all(self) -> bytes:
+        """What there is by now; what is written meanwhile may be missing."""
+        size = sum(self._ends().values())
+        parts: list[bytes] = []
+        while size > 0 and (data := self.read() or self.rest()):
+            parts.append(data)
+            size -= len(data)
+        return b"".join(parts)
+
     def rest(self, limit: int = 1 << 22) -> bytes:
         """What no record of the order tells of yet, one stream after the other."""
+        self._awaited = []
         wanted = ("stdout", "stderr") if self.stream == "both" else (self.stream,)
         return b"".join([self._take(stream, limit) for stream in wanted])
 
@@ -130,7 +148,13 @@ class Reader:
                     if taken >= size:
                         break
         self._order = order
-        self._offsets = {name: max(0, ends[name]) for name in self._offsets}
+        if order:
+            self._offsets = {name: max(0, ends[name]) for name in self._offsets}
+
+    def skip(self, size: int) -> None:
+        """Pass over all but the last `size` bytes of what `rest` would give."""
+        for name, offset in self._offsets.items():
+            self._offsets[name] = max(offset, _size(self.out / name) - size)
 
     def _ends(self) -> dict[str, int]:
         return {name: _size(self.out / name) for name in ("stdout", "stderr", "order")}
@@ -157,14 +181,15 @@ def tail(out: Path, lines: int | None, stream: str = "both", *, limit: int = TAI
         bar the last form stays.
     """
     reader = Reader(out, stream)
-    if lines is not None:
+    if lines is None:
+        text = reader.all()
+    else:
         reader.seek_tail(limit)
-    parts = []
-    while data := reader.read() or reader.rest():
-        parts.append(data)
-    text = b"".join(parts)
-    if lines is not None and len(text) >= limit:
-        text = _CUT.sub(b"", text[-limit:], count=1)
+        text = reader.read(limit)
+        reader.skip(limit)
+        text += reader.rest(limit)
+        if len(text) >= limit:
+            text = _CUT.sub(b"", text[-limit:], count=1)
     shown = [_overwritten(line) for line in text.decode("utf-8", "replace").split("\n")]
     if shown and not shown[-1]:
         shown.pop()

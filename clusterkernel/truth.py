@@ -23,11 +23,24 @@ OUTCOME_GRACE: Final = 8.0
 SHELL_GRACE: Final = 0.5
 # Exit 0 and no outcome: the slowest cache there is, and then some.
 FINISHING_GRACE: Final = 90.0
+# A signal from outside ended it, and only the platform knows why: until it says so (its epilog may run first).
+VERDICT_GRACE: Final = 90.0
 # Three heartbeats.
 STALE_AFTER: Final = 35.0
 # How often a platform has to say that it knows no such job.
 UNKNOWN_ANSWERS: Final = 2
 
+# What a supervisor may say, the most telling first: the user's error before the signals that it caused in the others.
+_SAID: Final = (
+    JobState.FAILED,
+    JobState.RESULT_FAILED,
+    JobState.OUT_OF_MEMORY,
+    JobState.LAUNCH_FAILED,
+    JobState.TIMED_OUT,
+    JobState.DIED,
+    JobState.CANCELLED,
+    JobState.SUCCEEDED,
+)
 # Ends that the supervisor knows better than any platform.
 _DECISIVE: Final = {
     JobState.SUCCEEDED,
@@ -86,6 +99,8 @@ class TaskTruth:
         self._told_end: float | None = None  # when the platform first told the end
         self._unknown = 0
         self._unknown_since: float | None = None
+        self._unknown_reason = ""
+        self._before: dict[int, Outcome] = {}  # of the attempt that is to be tried again
         self._shell: Mapping[str, Any] = {}
         self._shell_at = 0.0
 
@@ -100,14 +115,17 @@ class TaskTruth:
             if record["kind"] == "started":
                 self._started_ranks.add(rank)
                 self.node = self.node or str(record.get("host", ""))
-                if self.started is None:
-                    self.started = float(record["t"])
+                at = record.get("t")
+                if self.started is None and isinstance(at, int | float):
+                    self.started = float(at)
                 self._move(JobState.RUNNING, "")
             elif record["kind"] == "outcome":
                 try:
-                    self._outcomes[rank] = msgspec.convert(record, Outcome)
+                    outcome = msgspec.convert(record, Outcome)
                 except msgspec.ValidationError:
                     continue  # damaged: the platform's word stands
+                if outcome.state in _SAID:
+                    self._outcomes[rank] = outcome
         self._merge_outcomes(now)
 
     def observe(self, seen: Observation, now: float, *, fresh: bool = True) -> None:
@@ -117,13 +135,15 @@ class TaskTruth:
         if seen.state is None:
             if fresh:
                 self._unknown += 1
+                self._unknown_reason = seen.reason
                 if self._unknown_since is None:
                     self._unknown_since = now
-                    self.reason = seen.reason or self.reason
             return
         self._unknown, self._unknown_since = 0, None
         if seen.restarts > self.attempt:
             self._restart(seen.restarts)
+        elif self.judge and seen.restarts < self.attempt and not seen.state.terminal:
+            return  # it still speaks of the attempt before
         if seen.node:
             self.node = seen.node
         if seen.state.terminal:
@@ -136,7 +156,7 @@ class TaskTruth:
             self._move(JobState.STARTING, seen.reason)
         elif seen.state in (JobState.QUEUED, JobState.HELD) and self._started_ranks:
             # It ran and is queued again: a requeue whose count was not told.
-            if self._outcomes and not any(outcome.retry for outcome in self._outcomes.values()):
+            if self.judge and self._outcomes:
                 self._move(JobState.REQUEUED, seen.reason)
         else:
             self._move(seen.state, seen.reason)
@@ -171,8 +191,8 @@ class TaskTruth:
 
     def restore(self, end: End) -> None:
         """An end that was decided and kept earlier."""
-        if self._outcomes:
-            self.outcome = self.outcome or self._chosen()
+        if self.state.terminal:
+            return
         self._finish(end.state, end.reason, end.exit_code, end.signum)
         self.ended = end.time or self.ended
 
@@ -193,31 +213,46 @@ class TaskTruth:
         violent = self._first_bad is not None
         told = self._told if self._told_end is not None else None
         if violent:
-            outcome = self._chosen()
-            if cancelled and (outcome.state is JobState.CANCELLED or outcome.signum is not None):
-                self._finish(JobState.CANCELLED, "It was cancelled.", outcome.exit_code, outcome.signum)
-            elif told is not None and told.state not in (JobState.SUCCEEDED, JobState.FAILED, JobState.DIED, None):
-                self._end_by_platform(told, outcome)
-            elif not self.judge or now - (self._first_bad or now) >= OUTCOME_GRACE:
-                self._finish(JobState.DIED, outcome.reason, outcome.exit_code, outcome.signum)
-            elif self.state is JobState.RUNNING:
-                self._move(JobState.FINISHING, outcome.reason)
+            self._violent_end(told, now, cancelled)
         elif told is not None:
             self._told_without_outcome(told, now, cancelled)
-        elif self._unknown >= UNKNOWN_ANSWERS and now - (self._unknown_since or now) >= self.unknown_grace:
+        elif self._forgotten(now):
             if cancelled:
                 self._finish(JobState.CANCELLED, "It was cancelled.", from_platform=True)
             elif self._started_ranks:
-                self._finish(JobState.DIED, self.reason or "It ended without a word.", from_platform=True)
-            else:
+                why = self._unknown_reason or "It ended without a word."
+                self._finish(JobState.DIED, why, from_platform=True)
+            elif not self._fall_back():
                 why = "The platform no longer knows the job, and it left no outcome."
                 self._finish(JobState.LOST, why, from_platform=True)
         self._watch_silence(now)
 
+    def _forgotten(self, now: float) -> bool:
+        """Whether the platform says for long enough that it knows no such job."""
+        since = self._unknown_since
+        return since is not None and self._unknown >= UNKNOWN_ANSWERS and now - since >= self.unknown_grace
+
+    def _violent_end(self, told: Observation | None, now: float, cancelled: bool) -> None:
+        """A signal ended it: ours, the platform's, or nobody knows whose."""
+        assert self._first_bad is not None
+        outcome = self._chosen()
+        from_outside = outcome.state is JobState.CANCELLED
+        grace = VERDICT_GRACE if from_outside else OUTCOME_GRACE
+        if cancelled and (from_outside or outcome.signum is not None):
+            self._finish(JobState.CANCELLED, "It was cancelled.", outcome.exit_code, outcome.signum)
+        elif told is not None and told.state not in (JobState.SUCCEEDED, JobState.FAILED, JobState.DIED):
+            self._end_by_platform(told, outcome)
+        elif not self.judge or told is not None or self._forgotten(now) or now - self._first_bad >= grace:
+            self._finish(JobState.DIED, outcome.reason, outcome.exit_code, outcome.signum, from_platform=self.judge)
+        else:
+            self._move(JobState.FINISHING, outcome.reason)
+
     def _told_without_outcome(self, told: Observation, now: float, cancelled: bool) -> None:
-        waited = now - (self._told_end or now)
+        assert self._told_end is not None
+        waited = now - self._told_end
         if told.state is JobState.SUCCEEDED:
-            if waited >= FINISHING_GRACE:
+            # While its supervisor is heard it lives, whatever ended well: a copy that was turned away, maybe.
+            if now - max(self._told_end, self._heard or self._told_end) >= FINISHING_GRACE:
                 why = "It ended with exit code 0, but left no outcome."
                 self._finish(JobState.DIED, why, told.exit_code, told.signum, from_platform=True)
             else:
@@ -234,6 +269,8 @@ class TaskTruth:
         if waited >= OUTCOME_GRACE or never or last_word:
             if cancelled and told.state in (JobState.DIED, JobState.FAILED):
                 told = msgspec.structs.replace(told, state=JobState.CANCELLED, reason="It was cancelled.")
+            elif told.restarts < self.attempt and not self._started_ranks and self._fall_back():
+                return
             self._end_by_platform(told, None)
         else:
             self._move(JobState.FINISHING, told.reason)
@@ -266,25 +303,28 @@ class TaskTruth:
             self._first_bad = now
 
     def _chosen(self) -> Outcome:
-        """The outcome that tells why: the user's error before the signals that it caused in the others."""
-        order = [
-            JobState.FAILED,
-            JobState.RESULT_FAILED,
-            JobState.OUT_OF_MEMORY,
-            JobState.LAUNCH_FAILED,
-            JobState.TIMED_OUT,
-            JobState.DIED,
-            JobState.CANCELLED,
-            JobState.SUCCEEDED,
-        ]
-        rank = min(self._outcomes, key=lambda rank: (order.index(self._outcomes[rank].state), rank))
+        """The outcome that tells why."""
+        rank = min(self._outcomes, key=lambda rank: (_SAID.index(self._outcomes[rank].state), rank))
         return self._outcomes[rank]
 
+    def _fall_back(self) -> bool:
+        """Take the outcome of the attempt before, where the one that should follow never came."""
+        if not self._before:
+            return False
+        self._outcomes, self.attempt = self._before, self.attempt - 1
+        chosen = self._chosen()
+        self._finish(chosen.state, chosen.reason, chosen.exit_code, chosen.signum, from_platform=True)
+        return True
+
     def _restart(self, attempt: int) -> None:
+        self._before = self._outcomes if attempt == self.attempt + 1 else {}
         self.attempt = attempt
-        self._outcomes.clear()
+        self.node = ""
+        self._outcomes = {}
         self._started_ranks.clear()
-        self._first_bad = self._told_end = self._heard = None
+        self._first_bad = self._told_end = self._heard = self._unknown_since = None
+        self._unknown = 0
+        self._shell = {}
         self.state, self.reason = JobState.REQUEUED, f"Attempt {attempt + 1} follows."
 
     def _move(self, state: JobState, reason: str) -> None:

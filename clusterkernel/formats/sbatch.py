@@ -146,7 +146,7 @@ def notes(spec: JobSpec) -> tuple[str, ...]:
     elif spec.schedule.time is not None and spec.schedule.time % 60:
         found.append(f"Slurm counts in whole minutes: it gives {-(-spec.schedule.time // 60)} min.")
     if spec.schedule.exclusive and options.get("mem") == "0":
-        found.append("--exclusive asks for all memory of its nodes (--mem=0).")
+        found.append("--exclusive asks for all memory of its nodes (--mem=0); to leave that out: --sbatch --exclusive.")
     if spec.schedule.priority is not None:
         found.append("Slurm ignores --priority silently, unless you are an operator or administrator.")
     if spec.schedule.network is not None:

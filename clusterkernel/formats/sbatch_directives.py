@@ -11,11 +11,11 @@ import signal
 from typing import Final
 
 from clusterkernel.errors import SpecError
-from clusterkernel.formats.sbatch_options import Option, gres_gpus, parse, quote
+from clusterkernel.formats.sbatch_options import Option, gres_gpus, parse
 from clusterkernel.spec import JobSpec
 from clusterkernel.units import GpuRequest, slurm_memory, slurm_time
 
-__all__ = ["checkpoint_signal", "directives", "may_requeue", "uses_srun"]
+__all__ = ["checkpoint_signal", "directives", "lines", "may_requeue", "placement", "uses_srun"]
 
 # sbatch option -> the field that says the same.
 FIELD_OF: Final = {
@@ -110,6 +110,12 @@ def checkpoint_signal(spec: JobSpec) -> tuple[str, str] | None:
         )
     who = ("R" if "R" in (match["who"] or "") else "") + ("" if uses_srun(spec) else "B")
     return name, f"{who + ':' if who else ''}{name}@{match['seconds'] or 60}"
+
+
+def placement(spec: JobSpec) -> list[str]:
+    """The options that say where and on whose account, as words of a command line."""
+    named = {"partition", "account", "qos", "constraint", "reservation"}
+    return [f"--{option.name}={option.value}" for option in directives(spec) if option.name in named]
 
 
 def _of_spec(spec: JobSpec) -> dict[str, str | None]:
@@ -239,6 +245,4 @@ def _contradiction(option: Option, field: str, value: str | None) -> SpecError:
 
 def lines(options: list[Option]) -> list[str]:
     """The directives."""
-    return [
-        f"#SBATCH --{option.name}" + ("" if option.value is None else f"={quote(option.value)}") for option in options
-    ]
+    return [f"#SBATCH {option.text}" for option in options]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from clusterkernel.errors import ClusterKernelError
 from clusterkernel.magics.cards import Cards
 from clusterkernel.magics.notebook import kernel_of
-from clusterkernel.magics.pending import Pending, job_of, still_pending
-from clusterkernel.states import JobState
+from clusterkernel.magics.pending import WHOLE, Pending, job_of, still_pending
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
     from clusterkernel.jobs import Job
 
 __all__ = ["Deliveries"]
-
-# In these states what the job saved is what its whole code made.
-_WHOLE: Final = (JobState.SUCCEEDED, JobState.RESULT_FAILED)
 
 
 class _Delivery:
@@ -113,7 +109,7 @@ class Deliveries:
         from clusterkernel.render import format_size
 
         job, namespace = delivery.job, self._shell.user_ns
-        if job.state not in _WHOLE:
+        if job.state not in WHOLE:
             return (), ""
         standing = [name for name, mark in delivery.placeholders.items() if namespace.get(name) is mark]
         saved = {name: output for name, output in job.summary().outputs.items() if not output.error}
@@ -142,7 +138,7 @@ class Deliveries:
             Why it is not there.
         """
         job = job_of(value)
-        if job.state not in _WHOLE:
+        if job.state not in WHOLE:
             return job.exception()
         if name not in job.outputs:
             return still_pending(value)

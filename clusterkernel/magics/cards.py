@@ -95,6 +95,7 @@ class Cards:
         self._shell = shell
         self._expects = expects
         self._condition = threading.Condition()
+        self._painting = threading.Lock()
         self._live: list[_Card] = []
         self._thread: threading.Thread | None = None
         self._stopped = False
@@ -156,6 +157,15 @@ class Cards:
                     card.bound, card.note, card.dirty = bound, note, True
             self._condition.notify()
 
+    def flush(self) -> None:
+        """Show what has changed, now: somebody waited for it, and the cell may be the notebook's last."""
+        with self._condition:
+            due = [card for card in self._live if card.job.done()]
+            for card in due:
+                card.dirty = False
+        for card in due:
+            self._paint(card)
+
     def stop(self) -> None:
         """Leave all cards as they are."""
         with self._condition:
@@ -183,16 +193,17 @@ class Cards:
                 self._paint(card)
 
     def _paint(self, card: _Card) -> None:
-        card.painted = time.monotonic()
-        try:
-            bundle = card.bundle()
-        except (ClusterKernelError, OSError):
-            # Its folder was removed, or the file system hangs up: the card stays, and is looked at again later.
-            card.born = card.painted - 60 * _LONGEST
-            return
-        if card.shown != (shown := hash(bundle["text/html"])):
-            card.shown = shown
-            publish(bundle, display_id=card.display_id, update=True)
+        with self._painting:
+            card.painted = time.monotonic()
+            try:
+                bundle = card.bundle()
+            except (ClusterKernelError, OSError):
+                # Its folder was removed, or the file system hangs up: the card stays, and is looked at again later.
+                card.born = card.painted - 60 * _LONGEST
+                return
+            if card.shown != (shown := hash(bundle["text/html"])):
+                card.shown = shown
+                publish(bundle, display_id=card.display_id, update=True)
         with self._condition:
-            if card.final and not card.dirty and not self._expects(card.job.id):
+            if card.final and not card.dirty and not self._expects(card.job.id) and card in self._live:
                 self._live.remove(card)

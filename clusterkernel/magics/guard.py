@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["Guard"]
 
 # IPython's spelling of `!command`, in which {name} and $name are values.
-_SHELL_CALLS: Final = {"system", "getoutput", "getoutput_as_list"}
+_SHELL_CALLS: Final = frozenset({"system", "getoutput", "getoutput_as_list"})
+# Magics whose line or cell is Python that runs here and now.
+_RUNNING: Final = frozenset({"capture", "lprun", "memit", "mprun", "prun", "time", "timeit"})
+_FLAGS: Final = re.compile(r"^(\s*-\w+(\s*\d+)?)+\s+")
 _IN_SHELL: Final = re.compile(r"[{$]\s*([A-Za-z_]\w*)")
 
 
@@ -72,11 +75,16 @@ class Guard(ast.NodeTransformer):
             return None
         if not self._waits():
             return still_pending(next(iter(needed.values())))
+        jobs = {job_of(value).id: job_of(value) for value in needed.values()}
         try:
-            wait_for(list({job_of(value).id: job_of(value) for value in needed.values()}.values()))
+            for job in jobs.values():
+                if not job.done():
+                    print(f"Waiting for {', '.join(needed)} of job {job.id} ({job.state}).")
+            wait_for(list(jobs.values()))
         except WaitStopped as stopped:
             return stopped
         self._deliveries.collect()
+        self._deliveries.cards.flush()
         for name, value in needed.items():
             if self._shell.user_ns.get(name) is value and (error := self._deliveries.bind_now(name, value)) is not None:
                 return error
@@ -84,26 +92,30 @@ class Guard(ast.NodeTransformer):
 
     def _read_by(self, tree: ast.AST) -> list[str]:
         """Names that the cell reads, also through the notebook's functions and classes."""
-        from clusterkernel.magics.reach import reach_of_tree  # only where something is pending: loading must be quick
+        from clusterkernel.magics.reach import (  # only where something is pending: loading must be quick
+            reach,
+            reach_of_tree,
+        )
 
         # A cell that may bind the name itself is let run, and raises where it does not; waiting spares it that.
         found = dict.fromkeys(reach_of_tree(tree, self._shell.user_ns, doubtful=self._waits()))
-        for text in _shell_lines(tree):
-            found.update(dict.fromkeys(_IN_SHELL.findall(text)))
+        for name, text in _shell_calls(tree):
+            if name in _SHELL_CALLS:
+                found.update(dict.fromkeys(_IN_SHELL.findall(text)))
+            elif name in _RUNNING:
+                found.update(dict.fromkeys(reach(_FLAGS.sub("", text), self._shell.user_ns)))
         return list(found)
 
 
-def _shell_lines(tree: ast.AST) -> Iterator[str]:
+def _shell_calls(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """What IPython makes of ``!command`` and of magics: their names with their lines and cells."""
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in _SHELL_CALLS
-            and node.args
-            and isinstance(node.args[0], ast.Constant)
-            and isinstance(node.args[0].value, str)
-        ):
-            yield node.args[0].value
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            if node.func.attr in _SHELL_CALLS:
+                yield from ((node.func.attr, text) for text in texts)
+            elif node.func.attr in ("run_line_magic", "run_cell_magic") and texts:
+                yield from ((texts[0], text) for text in texts[1:])
 
 
 def reject(error: BaseException) -> NoReturn:

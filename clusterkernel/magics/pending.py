@@ -15,7 +15,7 @@ from clusterkernel.states import JobState
 if TYPE_CHECKING:
     from clusterkernel.jobs import Job
 
-__all__ = ["Pending", "job_of", "pending_names", "still_pending"]
+__all__ = ["WHOLE", "Pending", "job_of", "pending_names", "still_pending"]
 
 # Python looks these up on the type, past `__getattr__`; NumPy asks for `__array__` before it wraps an object.
 _USES: Final = """
@@ -26,6 +26,10 @@ _USES: Final = """
     radd rsub rmul rtruediv rfloordiv rmod rdivmod rpow rmatmul rand ror rxor rlshift rrshift
     iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor ilshift irshift
 """.split()
+
+
+# In these states what a job saved is what its whole code made.
+WHOLE: Final = (JobState.SUCCEEDED, JobState.RESULT_FAILED)
 
 
 class Pending:
@@ -100,19 +104,20 @@ def still_pending(value: Pending) -> PendingError:
         )
     view = job.summary()
     output = view.outputs.get(name)
+    if view.state not in WHOLE:
+        why = view.error or view.reason
+        left = output is not None and not output.error
+        return PendingError(
+            f"{name} did not come: job {job.id} is {view.state}{': ' * bool(why)}{why.rstrip('.')}.",
+            hint=f"%cluster_bind {job.id} {name} binds what it was by then." if left else f"%cluster_logs {job.id}",
+        )
     if output is not None and output.error:
         return PendingError(f"{name} could not be saved by job {job.id}: {output.error}.")
     if output is not None:
         return PendingError(
             f"{name} was saved by job {job.id} and is not bound.", hint=f"%cluster_bind {job.id} {name} binds it."
         )
-    if view.state is JobState.SUCCEEDED:
-        return PendingError(f"{name} did not come: job {job.id} never set it.", hint="Take it out of -o, or set it.")
-    why = view.error or view.reason
-    return PendingError(
-        f"{name} did not come: job {job.id} is {view.state}{': ' * bool(why)}{why.rstrip('.')}.",
-        hint=f"%cluster_logs {job.id} shows its output.",
-    )
+    return PendingError(f"{name} did not come: job {job.id} never set it.", hint="Take it out of -o, or set it.")
 
 
 def pending_names(namespace: Mapping[str, Any]) -> dict[str, Pending]:

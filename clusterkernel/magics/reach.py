@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from typing import Any
 
 from clusterkernel.errors import PayloadError
@@ -49,5 +50,51 @@ def reach(source: str, namespace: dict[str, Any], *, doubtful: bool = True) -> l
 
 
 def reach_of_tree(tree: ast.AST, namespace: dict[str, Any], *, doubtful: bool) -> list[str]:
-    """The same for a cell that IPython has parsed, with its magics as calls."""
-    return reach(ast.unparse(tree), namespace, doubtful=doubtful)
+    """The same for a cell that IPython has parsed, with its magics as calls, and for what it does with the names now.
+
+    Functions and methods that the cell only defines read nothing yet, and ``del`` reads nothing.
+    """
+    if isinstance(tree, ast.Module):
+        tree = ast.Module(body=_busy(tree.body) or [ast.Pass()], type_ignores=[])
+    return reach(ast.unparse(_Kept().visit(copy.deepcopy(tree))), namespace, doubtful=doubtful)
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _busy(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements without the functions and classes that no other one names."""
+    idle = {
+        id(node): node
+        for node in body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.decorator_list
+    }
+    todo: list[ast.AST] = [node for node in body if id(node) not in idle]
+    while todo:
+        named = {node.id for top in todo for node in ast.walk(top) if isinstance(node, ast.Name)}
+        todo = [node for node in idle.values() if node.name in named]
+        for node in todo:
+            del idle[id(node)]
+    return [_without_methods(idle[id(node)]) if id(node) in idle else node for node in body]
+
+
+def _without_methods(node: ast.stmt) -> ast.stmt:
+    if not isinstance(node, ast.ClassDef):
+        return ast.Pass()
+    rest = [inner for inner in node.body if not isinstance(inner, _FUNCTIONS) or inner.decorator_list]
+    made = copy.copy(node)
+    made.body = rest or [ast.Pass()]
+    return made
+
+
+class _Kept(ast.NodeTransformer):
+    """``del name`` as if the name were set: nobody looks at the value."""
+
+    def visit_Delete(self, node: ast.Delete) -> list[ast.stmt]:
+        made: list[ast.stmt] = []
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                made.append(ast.Assign([ast.Name(target.id, ast.Store())], ast.Constant(None), lineno=0))
+            else:
+                made.append(ast.Delete([target]))
+        return made

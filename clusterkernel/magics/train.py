@@ -153,6 +153,7 @@ def finish(kernel: ClusterKernel, jobs: Sequence[Job], timeout: float | None = N
     """Wait for jobs whose cards are shown, take their names, and raise where one ended badly."""
     wait_for(jobs, timeout=timeout)
     kernel.deliveries.collect()
+    kernel.cards.flush()
     for job in jobs:
         if job.done() and (error := job.exception()) is not None:
             raise error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,7 +34,7 @@ def build(payload_dir: Path, summary: PayloadSummary, changes: Mapping[str, Any]
     files: dict[str, Any] = {
         str(path.relative_to(payload_dir)): path
         for path in sorted(payload_dir.rglob("*"))
-        if path.is_file() and path.name != "payload.json"
+        if path.is_file() and path.name != "payload.json" and "__pycache__" not in path.parts
     }
     captured = [Captured(name, "", size) for name, size in summary.sizes.items()]
     inputs = dict(summary.inputs)
@@ -103,17 +103,10 @@ def _pickled(changes: Mapping[str, Any], about: Mapping[str, Any]) -> bytes:
 
 
 def _of_command(payload_dir: Path, summary: PayloadSummary, changes: Mapping[str, Any]) -> Artefact:
-    reload: Callable[..., Artefact] | None = None
-    if (payload_dir / "config.yml").is_file():
-        from clusterkernel.payload import axolotl
-
-        reload = getattr(axolotl, "reload", None)
-    if reload is None:
+    if not (payload_dir / "config.yml").is_file():
         raise PayloadError(
-            f"A command has no parameters; {_listed(changes)} cannot be set.", hint="Send the command anew."
+            f"A command has no parameters; {', '.join(changes)} cannot be set.", hint="Send the command anew."
         )
-    return reload(payload_dir, summary, changes)
+    from clusterkernel.payload import axolotl
 
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
+    return axolotl.reload(payload_dir, summary, changes)

@@ -14,8 +14,8 @@ from clusterkernel.errors import PayloadError, nearest
 from clusterkernel.payload import Artefact, mainfile, modules, names, shell
 from clusterkernel.payload.digest import digests
 from clusterkernel.payload.names import CellNames, Kind
-from clusterkernel.payload.packing import LIMIT, Packer, python_version, too_large
-from clusterkernel.payload.uses import follow, globals_of
+from clusterkernel.payload.packing import LIMIT, Packer, python_version, too_large, with_modules
+from clusterkernel.payload.uses import follow, given, globals_of
 from clusterkernel.runtime.pickling import TooLarge
 
 __all__ = ["build"]
@@ -105,7 +105,7 @@ def build(
         kind="cell",
         title=_title(source),
         source=source,
-        captured=tuple(packer.captured),
+        captured=with_modules(packer.captured, local.modules, local.files),
         outputs=tuple(assigned),
         bind=tuple(bind),
         inputs_digest={**digests((name, namespace[name]) for name in order), **local.digests()},
@@ -152,9 +152,11 @@ def _wanted(found: CellNames, namespace: Mapping[str, Any], inputs: Sequence[str
         if name not in namespace:
             raise PayloadError(f"-i {name}: the notebook has no {name}.", hint=_close(name, namespace))
     wanted = []
-    for name in names.not_builtin(found.read_lines):
-        line = found.read_lines[name]
-        if name in _GIVEN and name not in namespace:
+    for name, line in found.read_lines.items():
+        if name in namespace:
+            if given(name, namespace[name]) or (name in names.BUILTINS and name.startswith("__")):
+                continue
+        elif name in _GIVEN or name in names.BUILTINS:
             continue
         if name == "get_ipython" and name not in found.doubtful:
             raise PayloadError(

@@ -13,7 +13,7 @@ from typing import Any, Final
 from clusterkernel.errors import ClusterKernelError, PayloadError
 from clusterkernel.payload import Artefact, Captured, mainfile, modules
 from clusterkernel.payload.digest import digests
-from clusterkernel.payload.packing import LIMIT, Packer, main_namespace, python_version, too_large
+from clusterkernel.payload.packing import LIMIT, Packer, main_namespace, python_version, too_large, with_modules
 from clusterkernel.runtime import culprit
 from clusterkernel.runtime.cloud import Pickler
 from clusterkernel.runtime.pickling import Counter, TooLarge
@@ -71,7 +71,7 @@ def build(
     return Artefact(
         kind="function",
         title=title,
-        captured=tuple(packer.captured),
+        captured=with_modules(packer.captured, local.modules, local.files),
         inputs_digest={**digests(named, seconds=_DIGEST_SECONDS), **local.digests()},
         body=body,
         files=_files({"call.pkl": packer.file}, packer),
@@ -133,7 +133,9 @@ def build_map(
     return Artefact(
         kind="function",
         title=title,
-        captured=(packer.captured[0], Captured("items", f"{len(todo)} items", counter.size)),
+        captured=with_modules(
+            [packer.captured[0], Captured("items", f"{len(todo)} items", counter.size)], local.modules, local.files
+        ),
         body={**_body(fn), "array": True, "chunk": chunksize, "positional": ["item"], "keywords": []},
         files=_files({"call.pkl": packer.file, "items.pkl": stream, "items.idx": index}, packer),
         taken=(local,),

@@ -19,17 +19,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-import importlib.machinery
 import os
-import sys
-import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from clusterkernel.errors import PayloadError
+from clusterkernel.payload import finding
 from clusterkernel.payload.imports import Import, of_source, of_values
 from clusterkernel.payload.packing import size_text
 
@@ -41,9 +39,6 @@ DATA_LIMIT: Final = 4 << 20
 SOURCE_LIMIT: Final = 8 << 20
 #: Files that a package may have, before it is taken for a data folder.
 FILES_LIMIT: Final = 20_000
-_CODE: Final = (*importlib.machinery.SOURCE_SUFFIXES, *importlib.machinery.EXTENSION_SUFFIXES)
-_PACKAGE: Final = "__init__.py"
-_INSTALLED: Final = {"site-packages", "dist-packages"}
 # A job has the product, or the small stand-in that our runtime brings.
 _NEVER: Final = {"clusterkernel", "ckruntime", "__main__", "__mp_main__"}
 
@@ -131,13 +126,6 @@ def collect(root: Path, *, source: str = "", values: Iterable[object] = (), modu
     return search.result()
 
 
-class _Found(msgspec.Struct, frozen=True):
-    """A module's file, and the folders that hold what is in it. A namespace package has no file."""
-
-    file: Path | None = None
-    folders: list[Path] = []
-
-
 class _Search:
     """Follows imports from one local module to the next."""
 
@@ -149,7 +137,7 @@ class _Search:
         # Modules whose own imports are still to be followed: (dotted name, file, is it surely imported).
         self.todo: list[tuple[str, Path, bool]] = []
         self._local: dict[str, bool] = {}
-        self._tops: dict[str, _Found | None] = {}
+        self._tops: dict[str, finding.Found | None] = {}
         self._read: set[tuple[str, bool]] = set()
         self._total = 0
         self._source = 0
@@ -167,10 +155,10 @@ class _Search:
         parts = wanted.name.split(".")
         if not wanted.name or parts[0] in _NEVER:
             return
-        found: _Found | None = None
+        found: finding.Found | None = None
         for depth in range(1, len(parts) + 1):
             name = ".".join(parts[:depth])
-            found = self._top(name) if found is None else _inside(parts[depth - 1], found.folders)
+            found = self._top(name) if found is None else finding.inside(parts[depth - 1], found.folders)
             if found is None and depth == 1 and wanted.certain and by == "the cell":
                 self._note(f"{name} is not found here: the job's Python has to have it.")
             if found is None:
@@ -179,43 +167,35 @@ class _Search:
                 self._take(name, found.file, parts[depth:], wanted)
                 return
 
-    def _top(self, name: str) -> _Found | None:
+    def _top(self, name: str) -> finding.Found | None:
         if name not in self._tops:
-            spec = _top(name, self.root)
-            self._tops[name] = None if spec is None else _found(spec)
+            self._tops[name] = finding.top(name, self.root)
         return self._tops[name]
 
     def _take(self, name: str, file: Path, rest: list[str], wanted: Import) -> None:
         """Take the module or regular package that `name` is, and look at the modules in it that are imported."""
-        package = file.name == _PACKAGE
+        package = file.name == finding.PACKAGE
         if name not in self._local:
-            self._local[name] = self._is_local(file)
+            self._local[name] = finding.is_local(file, self.root)
             if self._local[name]:
                 self.modules.append(name)
                 base = name.replace(".", "/")
                 if package:
                     self._add_package(name, base, file.parent)
                 else:
-                    self._add(f"{base}{_suffix(file.name)}", file)
+                    self._add(f"{base}{finding.suffix(file.name)}", file)
         if not self._local[name]:
             return
         self.todo.append((name, file, wanted.certain))
         folders = [file.parent] if package else []
         for part in rest:
             name = f"{name}.{part}"
-            found = _inside(part, folders)
+            found = finding.inside(part, folders)
             if found is None:
                 return
             folders = found.folders
             if found.file is not None:
                 self.todo.append((name, found.file, wanted.certain))
-
-    def _is_local(self, file: Path) -> bool:
-        if _INSTALLED & set(file.parts) or file.suffix == ".pyc":
-            return False
-        if any(file.is_relative_to(folder) for folder in _standard_library()):
-            return False
-        return file.is_relative_to(self.root) or os.access(file.parent, os.W_OK)
 
     def read_next(self) -> None:
         """Follow the imports of one local module."""
@@ -223,7 +203,7 @@ class _Search:
         if (name, certain) in self._read or file.suffix != ".py":
             return
         self._read.add((name, certain))
-        package = name if file.name == _PACKAGE else name.rpartition(".")[0]
+        package = name if file.name == finding.PACKAGE else name.rpartition(".")[0]
         try:
             status = file.stat()
             self._source += status.st_size
@@ -252,13 +232,13 @@ class _Search:
     def _add_package(self, name: str, base: str, folder: Path) -> None:
         code: list[tuple[str, Path]] = []
         data: list[tuple[str, Path]] = []
-        for count, (relative, path) in enumerate(_walk(folder)):
+        for count, (relative, path) in enumerate(finding.walk(folder)):
             if count >= FILES_LIMIT:
                 raise PayloadError(
                     f"The local package {name} in {folder} has more than {FILES_LIMIT} files.",
                     hint="Keep data in a folder outside the package.",
                 )
-            (code if path.name.endswith(_CODE) else data).append((f"{base}/{relative}", path))
+            (code if path.name.endswith(finding.CODE) else data).append((f"{base}/{relative}", path))
         for target, path in code:
             self._add(target, path)
         sizes = {target: _size(path) for target, path in data}
@@ -301,68 +281,6 @@ class _Search:
 def _imports(file: Path, package: str, changed: int, size: int) -> tuple[Import, ...]:
     """The imports of a file that was last changed at that time."""
     return tuple(of_source(file.read_bytes(), package))
-
-
-def _top(name: str, root: Path) -> importlib.machinery.ModuleSpec | None:
-    """Where a top-level module comes from: as loaded here, else as an import here would find it."""
-    loaded = sys.modules.get(name)
-    spec = getattr(loaded, "__spec__", None)
-    if isinstance(spec, importlib.machinery.ModuleSpec):
-        return spec
-    if loaded is None:
-        for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)
-            if find is not None and (spec := find(name, None, None)) is not None:
-                assert isinstance(spec, importlib.machinery.ModuleSpec)
-                return spec
-    # Jupyter puts the notebook's folder on the path, other programs may not.
-    return importlib.machinery.PathFinder.find_spec(name, [str(root)])
-
-
-def _found(spec: importlib.machinery.ModuleSpec) -> _Found:
-    if spec.origin and spec.has_location:
-        file = Path(os.path.abspath(spec.origin))
-        return _Found(file, [file.parent] if file.name == _PACKAGE else [])
-    return _Found(None, [Path(folder) for folder in spec.submodule_search_locations or ()])
-
-
-def _inside(name: str, folders: Iterable[Path]) -> _Found | None:
-    """What a package's folders hold under a name, in the order in which Python looks. Nothing is imported."""
-    spaces = []
-    for folder in folders:
-        if (file := folder / name / _PACKAGE).is_file():
-            return _Found(file, [file.parent])
-        for suffix in _CODE:
-            if (file := folder / f"{name}{suffix}").is_file():
-                return _Found(file)
-        if (folder / name).is_dir():
-            spaces.append(folder / name)
-    return _Found(None, spaces) if spaces else None
-
-
-def _suffix(filename: str) -> str:
-    """``.py``, or a compiled module's whole ending, which names the interpreter."""
-    return next((end for end in _CODE if filename.endswith(end)), os.path.splitext(filename)[1])
-
-
-def _standard_library() -> set[str]:
-    return {os.path.abspath(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib")}
-
-
-def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
-    """All files of a package, links followed, hidden ones and caches left out."""
-    seen: set[tuple[int, int]] = set()
-    for place, folders, files in os.walk(folder, followlinks=True):
-        status = os.stat(place)
-        if (status.st_dev, status.st_ino) in seen:  # a link back up
-            folders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
-        for name in sorted(files):
-            path = Path(place, name)
-            if not name.startswith(".") and not name.endswith((".pyc", ".pyo")) and path.is_file():
-                yield str(path.relative_to(folder)), path
 
 
 def _size(path: Path) -> int:

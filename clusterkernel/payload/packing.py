@@ -20,7 +20,7 @@ from clusterkernel.runtime import culprit
 from clusterkernel.runtime.cloud import Pickler
 from clusterkernel.runtime.pickling import Counter, TooLarge
 
-__all__ = ["LIMIT", "Packer", "kind_of", "main_namespace", "python_version", "size_text"]
+__all__ = ["LIMIT", "Packer", "kind_of", "main_namespace", "python_version", "size_text", "too_large", "with_modules"]
 
 LIMIT: Final = 1 << 30
 _IN_MEMORY: Final = 64 << 20
@@ -205,6 +205,19 @@ def too_large(sizes: Sequence[Captured], limit: int, mend: str) -> PayloadError:
         f"{size_text(total)} would be sent, more than the limit of {size_text(limit)}. The largest: {listed}.",
         hint=mend,
     )
+
+
+def with_modules(
+    captured: Iterable[Captured], names: Iterable[str], files: Sequence[tuple[str, bytes]]
+) -> tuple[Captured, ...]:
+    """What was captured and the local modules that go along, one entry a name."""
+    found = {one.name: one for one in captured}
+    for name in names:
+        base = name.replace(".", "/")
+        size = sum(len(data) for path, data in files if path.startswith((f"{base}/", f"{base}.")))
+        why = found[name].why if name in found else "imported"
+        found[name] = Captured(name, "local module", size, why)
+    return tuple(found.values())
 
 
 def _importable(name: str) -> bool:

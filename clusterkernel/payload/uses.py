@@ -8,7 +8,9 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["follow", "globals_of"]
+from clusterkernel.runtime.cloud import is_of_ipython
+
+__all__ = ["follow", "given", "globals_of"]
 
 
 def follow(wanted: Mapping[str, Any], namespace: dict[str, Any]) -> dict[str, str]:
@@ -27,8 +29,13 @@ def globals_of(value: object, namespace: dict[str, Any]) -> set[str]:
     """The notebook's names that a function or class of the notebook, or an object of such a class, uses."""
     used: set[str] = set()
     for function in _functions(value, namespace, set()):
-        used |= {name for name in _names(function.__code__) if name in namespace and not hasattr(builtins, name)}
+        used |= {name for name in _names(function.__code__) if name in namespace and not given(name, namespace[name])}
     return used
+
+
+def given(name: str, value: object) -> bool:
+    """Whether a job has this builtin itself: the notebook holds the same, or IPython's stand-in for it."""
+    return hasattr(builtins, name) and (value is getattr(builtins, name) or is_of_ipython(value))
 
 
 def _functions(value: object, namespace: dict[str, Any], seen: set[int]) -> Iterator[types.FunctionType]:

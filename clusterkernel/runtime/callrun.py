@@ -17,7 +17,7 @@ class Call(object):
     context : Context
     """
 
-    outputs = ()
+    outputs = bind = ()
     named = ()
 
     def __init__(self, context):
@@ -29,7 +29,7 @@ class Call(object):
         payloadfile.learn_sources(folder)
         with open(os.path.join(folder, "call.pkl"), "rb") as file:
             unpickler = Unpickler(file, self.loader)
-            self.function = unpickler.load()
+            self.function = payloadfile.load_named(unpickler, about["title"])
             payloadfile.publish(self.namespace, self.function)
             if about.get("array"):
                 unpickler.load()  # the classes of the items
@@ -37,13 +37,14 @@ class Call(object):
                 self.args, self.kwargs = [], {}
             else:
                 self.items = None
-                self.args = [unpickler.load() for _ in about["positional"]]
-                self.kwargs = {name: unpickler.load() for name in about["keywords"]}
+                self.args = [payloadfile.load_named(unpickler, name) for name in about["positional"]]
+                self.kwargs = {name: payloadfile.load_named(unpickler, name) for name in about["keywords"]}
         for name, value in payloadfile.changes(folder, self.loader).items():
             if name in about["positional"] and not about.get("array"):
                 self.args[about["positional"].index(name)] = value
             else:
                 self.kwargs[name] = value
+        self.loader.settle()
         self.unwrap = about.get("chunk", 1) == 1
 
     def _items(self, folder, task):
@@ -52,7 +53,7 @@ class Call(object):
             start, _ = struct.unpack("<2Q", file.read(16))
         with open(os.path.join(folder, "items.pkl"), "rb") as file:
             file.seek(start)
-            return Unpickler(file, self.loader).load()
+            return payloadfile.load_named(Unpickler(file, self.loader), "item %d" % task)
 
     def run(self):
         """What the function returns; over items, the list of that, or the one of a single item."""

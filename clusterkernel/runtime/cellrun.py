@@ -1,7 +1,6 @@
 """Runs a notebook's cell as a program: a fresh ``__main__``, the notebook's line numbers, its last value."""
 
 import ast
-import builtins
 import importlib
 import os
 import sys
@@ -45,11 +44,10 @@ class Cell(object):
         with open(os.path.join(folder, "names.pkl"), "rb") as file:
             unpickler = Unpickler(file, self.loader)
             for name in about["captured"]:
-                self.namespace[name] = unpickler.load()
+                self.namespace[name] = payloadfile.load_named(unpickler, name)
         self.namespace.update(payloadfile.changes(folder, self.loader))
+        self.loader.settle()
         self.namespace[shellrun.NAME] = shellrun.run
-        if not hasattr(builtins, "display"):
-            vars(builtins)["display"] = _display
 
     def run(self):
         """The value of the cell's last expression."""
@@ -71,9 +69,3 @@ def _compile(source, filename, first_line):
         ast.fix_missing_locations(tree)
     flags = getattr(ast, "PyCF_ALLOW_TOP_LEVEL_AWAIT", 0)
     return compile(tree, filename, "exec", flags=flags, dont_inherit=True)
-
-
-def _display(*objects, **_):
-    """IPython's ``display``, as far as a log can show it."""
-    for value in objects:
-        print(repr(value))

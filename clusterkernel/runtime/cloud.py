@@ -3,6 +3,7 @@
 In a module of its own, since cloudpickle takes 30 ms to import and simple values do without.
 """
 
+import builtins
 import io
 import linecache
 import pickle
@@ -23,6 +24,15 @@ class _Globals(object):
 
     def __reduce__(self):
         return pickling.main_globals, ()
+
+
+def is_of_ipython(value):
+    """Whether a value is one that IPython puts into a notebook's names (``open``, ``exit``)."""
+    # Its ``open`` has the builtin's module, by `functools.wraps`.
+    around = getattr(value, "__globals__", None)
+    modules = [around.get("__name__")] if isinstance(around, dict) else []
+    modules += [getattr(value, "__module__", None), type(value).__module__]
+    return any(isinstance(one, str) and one.partition(".")[0] in ("IPython", "ipykernel") for one in modules)
 
 
 def _is_stream(obj):
@@ -104,19 +114,20 @@ class Pickler(cloudpickle.Pickler):
         reduced = cloudpickle.Pickler.reducer_override(self, obj)
         if reduced is NotImplemented and kind in (types.FunctionType, types.BuiltinFunctionType):
             self._note_module(obj)
-        if kind is types.FunctionType and self._named and obj.__globals__ is self._namespace:
-            return self._function(reduced)
+        if kind is types.FunctionType and isinstance(reduced, tuple) and len(reduced) == 6:
+            return self._function(obj, reduced)
         return reduced
 
-    def _function(self, reduced):
-        if not isinstance(reduced, tuple) or len(reduced) != 6:
-            return reduced
+    def _function(self, function, reduced):
         attributes, slots = reduced[2]
         needed = slots["__globals__"]
-        left = [name for name, value in needed.items() if name in self._named and not _is_light(value)]
-        if not left:
+        own = self._named if function.__globals__ is self._namespace else ()
+        left = [name for name, value in needed.items() if name in own and not _is_light(value)]
+        # A builtin under IPython's hand would make the job import IPython.
+        given = [name for name, value in needed.items() if hasattr(builtins, name) and is_of_ipython(value)]
+        if not left and not given:
             return reduced
-        slots = dict(slots, __globals__={name: value for name, value in needed.items() if name not in left})
+        slots = dict(slots, __globals__={name: needed[name] for name in needed if name not in left + given})
         return reduced[:2] + ((reduced[5], (attributes, slots), left), None, None, pickling.set_function_state)
 
     def _note_module(self, obj):

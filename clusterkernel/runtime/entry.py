@@ -4,6 +4,7 @@ The process is a fork of the supervisor, or a rank under a launcher. It leaves
 ``result.pkl``, ``error.pkl``, ``outputs/NAME.pkl`` and, last, ``report.json``.
 """
 
+import builtins
 import os
 import signal
 import sys
@@ -113,12 +114,20 @@ def prepare(context):
     # Spawned workers import the main module's file, which finds the runtime through this.
     os.environ["CLUSTERKERNEL_RUNTIME"] = root
     _fresh_main(main_file)
+    if not hasattr(builtins, "display"):
+        vars(builtins)["display"] = _display
+
+
+def _display(*objects, **_):
+    """IPython's ``display``, as far as a log can show it."""
+    for value in objects:
+        print(repr(value))
 
 
 def _fresh_main(main_file):
     module = types.ModuleType(_MAIN)
     module.__file__ = main_file
-    vars(module)["__builtins__"] = sys.modules["builtins"]
+    vars(module)["__builtins__"] = builtins
     sys.modules[_MAIN] = module
     if "__mp_main__" in sys.modules:
         sys.modules["__mp_main__"] = module
@@ -169,7 +178,10 @@ def _report_launch(context, error):
         reason = str(error)
         sys.stderr.write(reason + "\n")
     else:
-        reason = "%s: %s on %s" % (type(error).__name__, failures.one_line(error), os.uname().nodename)
+        name = ""
+        if isinstance(error, payloadfile.LoadFailed):
+            name, error = " (needed by %s)" % error, error.__cause__
+        reason = "%s: %s on %s%s" % (type(error).__name__, failures.one_line(error), os.uname().nodename, name)
         failures.show(error)
     report = {"state": "LAUNCH_FAILED", "reason": reason, "exit_code": 1, "error": None, "result": "none"}
     report["outputs"] = {}

@@ -4,6 +4,7 @@ One file for each process of a task and attempt, one JSON object a line, one
 writer. A reader takes whole lines only, so that a torn write costs its line.
 """
 
+import binascii
 import json
 import os
 import socket
@@ -25,16 +26,21 @@ class EventLog(object):
             os.makedirs(folder, 0o700, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._file = os.open(path, flags, 0o600)
+        self._torn = False
 
     def write(self, kind, **fields):
         """Append one record. A disk that is full costs the record, not the job."""
         record = {"t": time.time(), "kind": kind}
         record.update(fields)
+        line = (json.dumps(record) + "\n").encode("utf-8")
+        if self._torn:
+            line = b"\n" + line  # else the half of a line before it would take it along
         try:
-            os.write(self._file, (json.dumps(record) + "\n").encode("utf-8"))
-            return True
+            written = os.write(self._file, line)
         except OSError:
             return False
+        self._torn = written < len(line)
+        return not self._torn
 
     def close(self):
         """Close the file."""
@@ -58,7 +64,7 @@ def parse(data):
     for line in data[:end].splitlines():
         try:
             record = json.loads(line.decode("utf-8"))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(record, dict) and "kind" in record:
             records.append(record)
@@ -87,14 +93,19 @@ def claim(path, platform_id):
     made: then the file holds our own id.
     """
     body = json.dumps({"platform_id": platform_id, "host": socket.gethostname(), "time": time.time()})
-    temporary = "%s.%s.%d.tmp" % (path, socket.gethostname(), os.getpid())
-    with open(temporary, "wb") as file:
-        file.write(body.encode("utf-8"))
+    # Containers may all be process 1 of a host of the same name.
+    random = binascii.hexlify(os.urandom(4)).decode()
+    temporary = "%s.%s.%d.%s.tmp" % (path, socket.gethostname(), os.getpid(), random)
     try:
+        with open(temporary, "wb") as file:
+            file.write(body.encode("utf-8"))
         os.link(temporary, path)
         return platform_id
     except FileExistsError:
         with open(path, "rb") as file:
             return json.loads(file.read().decode("utf-8"))["platform_id"]
     finally:
-        os.unlink(temporary)
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass  # it could not be made

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import traceback
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -34,6 +33,8 @@ def trim(error):
 
 def text_of(error):
     """The traceback as text, as Python prints it, without our own frames."""
+    import traceback  # not before: most runs need none
+
     trim(error)
     try:
         return "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -19,6 +19,9 @@ from .context import Context, read_json
 from .supervisor import Supervisor
 
 _SLOT_POLL = 0.05
+_TOLD = (signal.SIGTERM, signal.SIGINT)
+# Seconds to wait for a process to go that was killed.
+_KILL_PATIENCE = 5.0
 
 
 def detach():
@@ -44,6 +47,14 @@ def detach():
     for number in (0, 1):
         os.dup2(null, number)
     return identity
+
+
+class _Supervisor(Supervisor):
+    """A supervisor that hears of what it was told before it listened."""
+
+    def _listen(self):
+        Supervisor._listen(self)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _TOLD)
 
 
 class Runner(object):
@@ -88,6 +99,7 @@ class Runner(object):
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(signum, lambda *_: None)
         signal.set_wakeup_fd(write_end)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _TOLD)
         self._pipe = (wakeup, write_end)
         while self.waiting or self.running:
             blocked = self._start()
@@ -118,6 +130,7 @@ class Runner(object):
         return bool(self.waiting)
 
     def _take_slot(self):
+        os.makedirs(self.slots_dir, 0o700, exist_ok=True)  # folders of temporary files are swept
         for index in range(self.slots):
             path = os.path.join(self.slots_dir, "slot-%d" % index)
             slot = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -132,9 +145,11 @@ class Runner(object):
 
     def _fork(self, task, attempt, rank):
         runner = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD)
         pid = os.fork()
         if pid:
             self.running[pid] = (task, attempt, rank)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _TOLD)
             return
         code = 1
         try:
@@ -146,7 +161,7 @@ class Runner(object):
             os.setpgid(0, 0)
             processes.die_with_parent(runner)
             context = Context(self.job_dir, task, rank, self.world, attempt, self.platform_id)
-            code = Supervisor(context, self.time_limit).run()
+            code = _Supervisor(context, self.time_limit).run()
         except BaseException:  # nothing may return into the runner's own code
             import traceback
 
@@ -159,15 +174,17 @@ class Runner(object):
 
     def _collect(self):
         """Take note of supervisors that ended; speak for those that could not."""
-        for pid, status in processes.reap().items():
+        ended = processes.reap()
+        while ended:
+            pid, status = ended.popitem()
             if pid not in self.running:
                 continue  # an orphan of a supervisor that was killed
             task, attempt, rank = self.running.pop(pid)
             path = self._events(task, attempt, rank)
             outcome = self._last_outcome(path)
             if outcome is None:
+                ended.update(self._end_orphans())
                 outcome = self._speak_for(path, status)
-                self._end_orphans()
             peers = [key for key, value in self.running.items() if value[0] == task]
             if outcome["state"] != "SUCCEEDED":
                 processes.send(peers, signal.SIGTERM)
@@ -193,10 +210,25 @@ class Runner(object):
         return record
 
     def _end_orphans(self):
-        """End what a killed supervisor left: it has become a child of this process."""
-        orphans = [pid for pid in processes.children(os.getpid()) if pid not in self.running]
-        for pid in orphans:
-            processes.send([pid] + processes.descendants(pid), signal.SIGKILL)
+        """End what a killed supervisor left: it has become a child of this process.
+
+        Returns
+        -------
+        dict
+            Pid -> wait status of what ended meanwhile.
+        """
+        ended = {}
+        deadline = time.monotonic() + _KILL_PATIENCE
+        while time.monotonic() < deadline:
+            # Again and again: the payload dies at this moment, and its children become ours in turn.
+            orphans = [pid for pid in processes.children(os.getpid()) if pid not in self.running]
+            if not orphans:
+                break
+            for pid in orphans:
+                processes.send([pid] + processes.descendants(pid), signal.SIGKILL)
+            time.sleep(0.01)
+            ended.update(processes.reap())
+        return ended
 
     def _retry(self, task, attempt):
         outcomes = [self._last_outcome(self._events(task, attempt, rank)) for rank in range(self.world)]
@@ -211,22 +243,25 @@ class Runner(object):
         return not tasks or task in tasks
 
     def _cancel(self):
-        """End what `cancel.json` names."""
+        """End what `cancel.json` names; all, where nobody asked for a cancel: somebody else wants our end."""
+        ours = any(self._cancelled(task) for task in range(self.tasks))
+        reason = "It was cancelled before it started." if ours else "Its runner was ended before it started."
         for item in list(self.waiting):
             _, task, attempt = item
-            if self._cancelled(task):
+            if not ours or self._cancelled(task):
                 self.waiting.remove(item)
                 for rank in range(self.world):
                     log = events.EventLog(self._events(task, attempt, rank))
-                    log.write("outcome", state="CANCELLED", reason="It was cancelled before it started.")
+                    log.write("outcome", state="CANCELLED", reason=reason)
                     log.close()
-        processes.send([pid for pid, value in self.running.items() if self._cancelled(value[0])], signal.SIGTERM)
+        wanted = [pid for pid, value in self.running.items() if not ours or self._cancelled(value[0])]
+        processes.send(wanted, signal.SIGTERM)
 
 
 def main(job_dir, slots_dir, slots):
     """Start a runner for `job_dir` in the background and print its platform id."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD)  # who learns our id may cancel at once
     identity = detach()
     log = os.open(os.path.join(job_dir, "runner.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 2)
     Runner(job_dir, identity, slots_dir, slots).run()
-

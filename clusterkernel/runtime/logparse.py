@@ -118,9 +118,9 @@ class LogParser(object):
         """Records that have waited long enough; call it at `due`, or each second."""
         if self._steps is not None:
             self._steps.settle(now)
-            if self._held is not None and abs(now - self._shown[0]) >= _SHOWN_EVERY:
+            if self._held is not None and abs(now - self._shown[0]) >= _SHOWN_EVERY - 1e-3:
                 self._release()
-            if self._progress is not None and abs(now - self._advanced[0]) >= _PROGRESS_EVERY:
+            if self._progress is not None and abs(now - self._advanced[0]) >= _PROGRESS_EVERY - 1e-3:
                 self._give_progress()
         records, self._records = self._records, []
         return records

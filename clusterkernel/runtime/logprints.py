@@ -35,7 +35,9 @@ _NOISE = re.compile(
 )
 _PROSE = re.compile(r"[A-Za-z]{2,}")
 _PROSE_LIMIT = 3
-_SETTING = re.compile(r"\b(?P<name>max_steps|logging_steps|gradient_accumulation_steps)['\"]?\s?[:=]\s?(?P<n>\d{1,12})\b(?!\.)")
+_SETTING = re.compile(
+    r"\b(?P<name>max_steps|logging_steps|gradient_accumulation_steps)['\"]?\s?[:=]\s?(?P<n>\d{1,12})\b(?!\.)"
+)
 _STEPS_SET = re.compile(r"(?:Maximum number of steps set at|Total optimization steps =) (?P<n>\d[\d,]{0,14})")
 _RESUME = re.compile(
     r"(?i)resum(?:e|ing)(?:\b|_).{0,300}?checkpoint-(?P<n>\d{1,12})\b"

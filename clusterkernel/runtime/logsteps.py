@@ -14,6 +14,7 @@ A dictionary that nothing places yet waits up to `PATIENCE` and is then logged w
 the best that is known, or with no step at all: never with a guess.
 """
 
+import itertools
 import math
 from collections import deque
 
@@ -70,6 +71,7 @@ class Steps(object):
         self._redraws: set = set()  # streams whose bars were cleared and the training's not drawn since
         self._other_redraws: set = set()  # the same of any other bar
         self._other_marks: tuple = (None, deque())
+        self._news = False  # whether anything came since the last look
         self._reset()
 
     def _reset(self):
@@ -91,6 +93,7 @@ class Steps(object):
 
     def hint(self, name, number):
         """Take note of a setting that the trainer has printed."""
+        self._news = True
         if name == "max_steps" and number > 0:
             self.bar.hint = number
         elif name == "logging_steps" and number > 0:
@@ -136,9 +139,11 @@ class Steps(object):
                 merged = True
                 if one.mark is None:
                     one.mark = bar.n
+        self._news = self._news or merged or redrawn
         if merged:
             self._marks.clear()
         elif redrawn:
+            self._forget(now)
             self._ordered = self._ordered and len(self._marks) < _MOST_MARKS
             self._marks.append((bar.n, now))
         return True
@@ -146,6 +151,7 @@ class Steps(object):
     def add(self, logged, stream, now):
         """A dictionary was printed."""
         one = _Dictionary(logged, stream, now)
+        self._news = True
         if one.kind == "train":
             last = self._last
             if self.bar.confirm(not self._any_train):
@@ -156,9 +162,7 @@ class Steps(object):
             elif last and last.range and one.range and one.range[1] < last.range[0]:
                 self._another_training(now)
             self._any_train = True
-        if not self._open:
-            while self._marks and self._marks[0][1] < now - _FRESH:
-                self._marks.popleft()
+        self._forget(now)
         self._pending.append(one)
         if one.stream != self._bar_stream and one.step is None:
             self._ordered = self._ordered and len(self._open) < _MOST_MARKS
@@ -171,12 +175,22 @@ class Steps(object):
                 one = self._pending.popleft()
                 self._place(one, self._guess(one))
 
+    def _forget(self, now):
+        """Drop redraws that no dictionary has come for."""
+        if not self._open:
+            while self._marks and self._marks[0][1] < now - _FRESH:
+                self._marks.popleft()
+            self._ordered = self._ordered or not self._marks
+
     def settle(self, now, final=False):
         """Log all that can be placed, and what has waited long enough."""
+        if not (self._news or self._late(now) or final):
+            return
+        self._news = False
         progress = True
         while progress and self._pending:
             if self._slope is None and not self._curved:
-                self._fit(final or abs(now - self._pending[0].t) >= PATIENCE)
+                self._fit(final or self._late(now))
             progress = False
             for one in list(self._pending):
                 self._match()
@@ -188,9 +202,13 @@ class Steps(object):
                     self._place(one, step)
                     progress = True
         self._match()
-        while self._pending and (final or abs(now - self._pending[0].t) >= PATIENCE):
+        while self._pending and (final or self._late(now)):
             one = self._pending.popleft()
             self._place(one, self._guess(one))
+
+    def _late(self, now):
+        # A clock that was set back must not hold a dictionary for ever; `due` is a rounded sum.
+        return bool(self._pending) and abs(now - self._pending[0].t) >= PATIENCE - 1e-3
 
     # -- one dictionary -------------------------------------------------------
 
@@ -261,7 +279,7 @@ class Steps(object):
                 if self._slope is None and not self._curved:
                     return
                 low, high = self._steps_at(one.range)
-                after = [two.step for two in self._open if two.placed and two.step is not None]
+                after = [two.step for two in itertools.islice(self._open, 9) if two.placed and two.step is not None]
                 if after:
                     high = min(after + ([] if high is None else [high]))
             if n == 0 and one.started:

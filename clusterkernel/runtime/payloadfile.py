@@ -1,7 +1,6 @@
 """Small readings of a payload's folder."""
 
 import json
-import linecache
 import os
 import types
 
@@ -11,6 +10,23 @@ from .pickling import Unpickler
 def global_rank(context):
     """This process's number among all ranks of the job."""
     return int(os.environ.get("RANK") or context.rank)
+
+
+class LoadFailed(Exception):
+    """A value that was sent cannot be read here.
+
+    Parameters
+    ----------
+    name : str
+    """
+
+
+def load_named(unpickler, name):
+    """The next value of a stream."""
+    try:
+        return unpickler.load()
+    except Exception as error:  # the code of the value's own type may raise anything
+        raise LoadFailed(name) from error
 
 
 def learn_sources(folder):
@@ -26,6 +42,8 @@ def learn_sources(folder):
 
 def remember(filename, text):
     """A source for linecache; without a time it is never looked up on disk."""
+    import linecache  # not before: it brings half of `re`, and most short tasks have no source to keep
+
     linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
 
 

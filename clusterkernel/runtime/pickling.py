@@ -9,12 +9,11 @@ The streams name the functions below as globals; `Unpickler` puts a loader's own
 in their place, whatever package this module lies in.
 """
 
+import builtins
 import pickle
 import sys
 import types
 import weakref
-
-from . import fingerprint
 
 # This package's name here and in a job, and the other way round.
 _PACKAGES = ("clusterkernel.runtime.", "ckruntime.")
@@ -74,6 +73,8 @@ def key_of(cls, namespace):
         return _KEYS[cls]
     if getattr(cls, "__module__", None) not in (MAIN, "__mp_main__") or look_up(namespace, cls.__qualname__) is not cls:
         return None
+    from . import fingerprint  # not before: most short tasks have no class of the notebook
+
     return (MAIN, cls.__qualname__, fingerprint.of_class(cls))
 
 
@@ -156,6 +157,10 @@ class Loader(object):
     def main_globals(self):
         """The globals of the notebook's functions."""
         return self.namespace
+
+    def settle(self):
+        """Undo what cloudpickle did to the ``__builtins__`` of `namespace`: in a ``__main__`` it is the module."""
+        self.namespace["__builtins__"] = builtins
 
     def make_error(self, cls, *args):
         """An exception as it was, without its own ``__init__``, which may take other arguments than it stored."""

@@ -7,6 +7,8 @@ import time
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+# Seconds to wait for a process to go that was killed.
+_KILL_PATIENCE = 5.0
 
 
 def _prctl(option, value):
@@ -27,14 +29,18 @@ def die_with_parent(parent):
 
 def children(pid):
     """Pids of the children of `pid`, those of its threads too."""
-    found = []
+    found = []  # type: list
     base = "/proc/%d/task" % pid
     try:
-        for thread in os.listdir(base):
+        threads = os.listdir(base)
+    except (IOError, OSError):
+        return found
+    for thread in threads:
+        try:
             with open("%s/%s/children" % (base, thread)) as file:
                 found += [int(word) for word in file.read().split()]
-    except (IOError, OSError):
-        pass
+        except (IOError, OSError):
+            continue  # this thread ended meanwhile
     return found
 
 
@@ -49,7 +55,10 @@ def descendants(pid):
 
 
 def start_time(pid):
-    """When `pid` started, in clock ticks since boot; with the pid it names a process for good. None: no such process, or a zombie."""
+    """When `pid` started, in clock ticks since boot; with the pid it names a process for good.
+
+    None where there is no such process, or a zombie.
+    """
     try:
         with open("/proc/%d/stat" % pid, "rb") as file:
             fields = file.read().rsplit(b")", 1)[1].split()
@@ -69,7 +78,7 @@ def send(pids, signum):
 
 def reap():
     """Collect ended children without waiting: pid -> wait status."""
-    ended = {}
+    ended = {}  # type: dict
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -87,18 +96,25 @@ def end_all_below(pid, grace):
     -------
     int
         How many were still there.
+
+    Notes
+    -----
+    What a driver or a dead file server holds cannot be killed, nor can another
+    user's process: these are given up after some seconds.
     """
     left = descendants(pid)
     if not left:
         return 0
     count = len(left)
     send(left, signal.SIGTERM)
-    deadline = time.time() + grace
-    while left and time.time() < deadline:
+    deadline = time.monotonic() + grace
+    while left and time.monotonic() < deadline:
         reap()
         left = descendants(pid)
-        time.sleep(0.02)
-    while left:  # a process may fork between the look and the kill
+        if left:
+            time.sleep(0.02)
+    deadline = time.monotonic() + _KILL_PATIENCE
+    while left and time.monotonic() < deadline:  # a process may fork between the look and the kill
         send(left, signal.SIGKILL)
         reap()
         time.sleep(0.01)

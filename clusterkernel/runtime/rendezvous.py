@@ -170,13 +170,14 @@ def launch(launcher, command, context, environ=None):
 
 
 def expand(argv, context, environ=None):
-    """`argv` with torchrun's options in place of the item ``{torchrun}``."""
+    """`argv` with torchrun's options for the item ``{torchrun}``, and the payload's folder for ``{payload}``."""
+    payload = os.path.join(context.job_dir, "payload")
     expanded = []
     for item in argv:
         if item == "{torchrun}":
             expanded += torchrun_args(context, environ)
         else:
-            expanded.append(item)
+            expanded.append(item.replace("{payload}", payload))
     return expanded
 
 

@@ -3,7 +3,6 @@
 import os
 import pickle
 import signal
-import socket
 import sys
 import time
 import types
@@ -64,8 +63,8 @@ class Deadline(object):
 
 
 class _Sink(pickling.Counter):
-    def __init__(self, file, deadline):
-        pickling.Counter.__init__(self, file, LIMIT)
+    def __init__(self, file, deadline, limit=None):
+        pickling.Counter.__init__(self, file, limit)
         self._deadline = deadline
 
     def write(self, data):
@@ -93,7 +92,7 @@ class _PlainPickler(pickle.Pickler):
         return NotImplemented
 
 
-def save(value, path, program, name, deadline=None):
+def save(value, path, program, name, deadline=None, limit=None):
     """Pickle a value into a file.
 
     Parameters
@@ -105,6 +104,8 @@ def save(value, path, program, name, deadline=None):
     name : str
         What the person calls it.
     deadline : Deadline, optional
+    limit : int, optional
+        Most bytes.
 
     Returns
     -------
@@ -112,14 +113,14 @@ def save(value, path, program, name, deadline=None):
     why : str or None
         What was wrong, where it could not be saved.
     """
-    temporary = "%s.%s.%d.tmp" % (path, socket.gethostname(), os.getpid())
+    temporary = "%s.%s.%d.tmp" % (path, os.uname().nodename, os.getpid())
     pickler = None
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            if not _save_plain(value, file, deadline):
+            if not _save_plain(value, _Sink(file, deadline, limit)):
                 file.seek(0)
                 file.truncate()
-                pickler = _cloud_pickler(_Sink(file, deadline), program)
+                pickler = _cloud_pickler(_Sink(file, deadline, limit), program)
                 pickler.dump(value)
             size = file.tell()
         os.replace(temporary, path)
@@ -127,7 +128,7 @@ def save(value, path, program, name, deadline=None):
     except TooLong:
         why = "the time for saving was over"
     except pickling.TooLarge:
-        why = "it is larger than %d MiB" % (LIMIT >> 20)
+        why = "it is larger than %d MiB; name it with -o to save it" % (limit >> 20)
     except OSError as error:
         why = "%s: %s" % (path, error.strerror or error)
     except ImportError as error:
@@ -141,11 +142,11 @@ def save(value, path, program, name, deadline=None):
     return None, why
 
 
-def _save_plain(value, file, deadline):
+def _save_plain(value, sink):
     if "cloudpickle" in sys.modules or sys.version_info < (3, 8):
         return False
     try:
-        _PlainPickler(_Sink(file, deadline), pickle.HIGHEST_PROTOCOL).dump(value)
+        _PlainPickler(sink, pickle.HIGHEST_PROTOCOL).dump(value)
         return True
     except (TooLong, pickling.TooLarge, OSError):
         raise
@@ -192,6 +193,7 @@ def save_outputs(program, folder, deadline):
             continue
         if not os.path.isdir(folder):
             os.makedirs(folder, 0o700, exist_ok=True)
-        size, why = save(value, os.path.join(folder, name + ".pkl"), program, name, deadline)
+        limit = None if name in program.bind else LIMIT
+        size, why = save(value, os.path.join(folder, name + ".pkl"), program, name, deadline, limit)
         outputs[name] = {"size": size, "type": type(value).__name__, "error": why}
     return outputs

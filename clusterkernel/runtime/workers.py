@@ -32,3 +32,4 @@ def define(namespace, folder):
             payloadfile.publish(namespace, unpickler.load())
             if about.get("array"):
                 unpickler.load()
+    loader.settle()

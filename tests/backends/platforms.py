@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,11 @@ def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Platform:
     return Platform("local", tmp_path)
 
 
-def slurm(cluster: Any, monkeypatch: pytest.MonkeyPatch, name: str, **fields: Any) -> Platform:
+def slurm(env: Mapping[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch, **fields: Any) -> Platform:
     """A folder of the test's own on the cluster's share, with the job root in it."""
-    for key, value in cluster.env.items():
+    for key, value in env.items():
         monkeypatch.setenv(key, value)
-    folder = Path(cluster.shared) / f"{name}-{os.getpid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700)
     monkeypatch.setenv("CLUSTERKERNEL_JOB_ROOT", str(folder / "jobs"))
     monkeypatch.chdir(folder)
     return Platform("slurm", folder, time="5m", **fields)

@@ -33,17 +33,16 @@ if os.environ.get("CLUSTERKERNEL_TEST_PLATFORM"):  # inside test_contract_strict
 
 @pytest.fixture(params=PLATFORMS)
 def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> platforms.Platform:
+    name = f"{re.sub(r'[^a-z0-9]+', '-', request.node.name)}-{os.getpid()}"
     if request.param == "local":
         return platforms.local(monkeypatch, tmp_path)
     if request.param == "given":
         # The environment of the strict cluster's user: SLURM_CONF and a folder on the late share.
-        monkeypatch.setenv("SLURM_CONF", os.environ["CLUSTERKERNEL_TEST_SLURM_CONF"])
+        env = {"SLURM_CONF": os.environ["CLUSTERKERNEL_TEST_SLURM_CONF"]}
         shared = Path(os.environ["CLUSTERKERNEL_TEST_PLATFORM"])
-        monkeypatch.setenv("CLUSTERKERNEL_JOB_ROOT", str(shared / "jobs"))
-        monkeypatch.chdir(shared)
-        return platforms.Platform("slurm", shared, time="5m", account="research")
-    name = re.sub(r"\W+", "-", request.node.name)
-    return platforms.slurm(request.getfixturevalue("slurm_cluster"), monkeypatch, name)
+        return platforms.slurm(env, shared / name, monkeypatch, account="research")
+    cluster = request.getfixturevalue("slurm_cluster")
+    return platforms.slurm(cluster.env, Path(cluster.shared) / name, monkeypatch)
 
 
 # -- results --------------------------------------------------------------------

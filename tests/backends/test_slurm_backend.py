@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from clusterkernel.errors import BackendUnavailable, SubmissionError
+from clusterkernel.spec import Environment, JobSpec, Schedule
 from clusterkernel.states import JobState
 
 from .slurm_jobs import Jobs
@@ -316,10 +317,17 @@ def test_a_limit_of_submitted_jobs_keeps_what_was_sent(slurm_own: Any, monkeypat
 
 
 def test_the_doctor_proves_the_folder_from_a_node(jobs: Jobs) -> None:
-    checks = {check.name: check for check in jobs.backend.doctor(deep=True)}
+    spec = JobSpec(schedule=Schedule(partition="gpu", constraint="a100"))
+    checks = {check.name: check for check in jobs.backend.doctor(deep=True, spec=spec)}
     assert [name for name, check in checks.items() if not check.ok] == []
     assert {"Slurm controller", "Slurm account", "Job folder", "Test job", "Interpreter on a node"} <= set(checks)
+    assert "on gpu3" in checks["Test job"].detail
     assert not list(jobs.root.path.glob(".doctor-*"))
+    elsewhere = JobSpec(environment=Environment(interpreter="/not/there"))
+    checks = {check.name: check for check in jobs.backend.doctor(deep=True, spec=elsewhere)}
+    assert checks["Test job"].ok
+    assert not checks["Interpreter on a node"].ok
+    assert "/not/there" in checks["Interpreter on a node"].detail
 
 
 def test_the_doctor_finds_a_folder_that_the_nodes_lack(

@@ -213,7 +213,7 @@ def boot(token: str, at: Layout, shared: Sequence[str], reach: Sequence[Path], e
 
     def one(host: str) -> None:
         pid = f"{d}/pid/host-{host}.pid"
-        # Our mounts must not spread to the machine. A chroot has no mount point to say so of, and nothing to spread to.
+        # Our mounts must not spread to the machine; unshare could not say so in a chroot, whose / is no mount point.
         lines = ["set -e", "mount --make-rslave / 2>/dev/null || true"]
         argv = ["unshare", "--mount", "--propagation", "unchanged"]
         if host != LOGIN:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -67,7 +68,7 @@ class Ran:
     @property
     def error(self) -> str:
         """What a person sees of the error, without colours."""
-        return "\n".join(self.reply.get("traceback", []))
+        return re.sub(r"\x1b\[[\d;]*m", "", "\n".join(self.reply.get("traceback", [])))
 
 
 class Kernel:
@@ -114,7 +115,7 @@ class Kernel:
     def good(self, code: str) -> Ran:
         """Run a cell that must do well."""
         ran = self.run(code)
-        assert ran.ok, ran.error + ran.text
+        assert ran.ok, "\n".join((ran.text + ran.error).splitlines()[-3:])
         return ran
 
     def value(self, expression: str) -> Any:
@@ -150,10 +151,6 @@ class Kernel:
     def until_display(self, message_id: str) -> None:
         """Read a running cell's messages until it has displayed something."""
         self._until_own(message_id, lambda m: m["msg_type"] == "display_data")
-
-    def until_busy(self, message_id: str) -> None:
-        """Read messages until the kernel has begun with a cell."""
-        self._until_own(message_id, lambda m: m["msg_type"] == "execute_input")
 
     def _until_own(self, message_id: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
         while True:

@@ -29,7 +29,6 @@ READS = [
     "model.predict()",
     "model += 1",
     "f'{model}'",
-    "del model; model",
     "if True:\n    model",
     "uses()",
     "list(map(uses, ()))",
@@ -38,8 +37,9 @@ READS = [
     "part()",
     "def again():\n    return uses()\nagain()",
     "%time model",
+    "%timeit -n 1 model",
+    "%%capture out\nmodel",
     "%%time\nmodel",
-    "%%capture\nmodel",
     "!echo {model}",
     "%%cluster_train\nprint(model)",
     "import asyncio\nawait asyncio.sleep(0)\nmodel",
@@ -87,13 +87,13 @@ def test_run_all_stops_there(held: tuple[Kernel, Callable[[], None]]) -> None:
 
 def test_what_slips_through_raises_all_the_same(held: tuple[Kernel, Callable[[], None]]) -> None:
     kernel, _ = held
-    kernel.good("sneaky = globals()['mo' + 'del']")
-    assert kernel.good("print(repr(sneaky))").text.startswith("<model: job 1 (")
+    kernel.good("box = [globals()['mo' + 'del']]")
+    assert kernel.good("print(repr(box[0]))").text.startswith("<model: job 1 (")
     uses = (
-        "sneaky.fit", "sneaky()", "list(sneaky)", "bool(sneaky)", "sneaky + 1", "1 - sneaky", "sneaky == 1",
-        "sneaky[0]", "str(sneaky)", "len(sneaky)", "-sneaky", "sneaky.x = 1", "float(sneaky)", "1 in sneaky",
-        "import pickle; pickle.dumps(sneaky)", "import copy; copy.copy(sneaky)", "sneaky @ sneaky",
-        "import numpy; numpy.asarray(sneaky)", "with sneaky: pass", "hasattr(sneaky, 'fit')",
+        "box[0].fit", "box[0]()", "list(box[0])", "bool(box[0])", "box[0] + 1", "1 - box[0]", "box[0] == 1",
+        "box[0][0]", "str(box[0])", "len(box[0])", "-box[0]", "box[0].x = 1", "float(box[0])", "1 in box[0]",
+        "import pickle; pickle.dumps(box[0])", "import copy; copy.copy(box[0])", "box[0] @ box[0]",
+        "import numpy; numpy.asarray(box[0])", "with box[0]: pass", "hasattr(box[0], 'fit')",
     )  # fmt: skip
     for code in uses:
         ran = kernel.run(code)
@@ -159,14 +159,14 @@ def test_a_cell_may_wait_in_place_of_being_refused(new_kernel: Callable[..., Ker
     kernel.good(f"%%cluster_train -o model\n{wait}\nmodel = 42")
     sent = kernel.send("print(model)")
     release()
-    assert kernel.collect(sent).text == "42\n"
+    assert kernel.collect(sent).text.splitlines()[-1] == "42"
 
 
 def test_waiting_for_a_name_can_be_interrupted(held: tuple[Kernel, Callable[[], None]]) -> None:
     kernel, release = held
     kernel.good("%config ClusterKernel.on_pending = 'wait'")
     sent = kernel.send("model")
-    kernel.until_busy(sent)
+    kernel.until_text(sent, "Waiting for model of job 1")
     kernel.interrupt()
     ran = kernel.collect(sent)
     assert not ran.ok

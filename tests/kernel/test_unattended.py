@@ -29,7 +29,7 @@ def product(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TRAIN = "%%cluster_train -o model\nimport time\ntime.sleep(0.5)\nmodel = {'loss': 0.25}"
-FAIL = "%%cluster_train -o model\nraise ValueError('loss is nan')"
+FAIL = "%%cluster_train -o model\nmodel = 1\nraise ValueError('loss is nan')"
 
 
 def texts(cell: nbformat.NotebookNode) -> str:
@@ -39,7 +39,7 @@ def texts(cell: nbformat.NotebookNode) -> str:
 def test_nbclient_waits_for_the_name(tmp_path: Path) -> None:
     made = notebook(TRAIN, "print(model['loss'])")
     nbclient.execute(made, cwd=str(tmp_path))
-    assert texts(made.cells[2]) == "0.25\n"
+    assert texts(made.cells[2]).endswith("0.25\n")
     assert "Succeeded" in texts(made.cells[1]), "the card of the first cell is the last word on it"
     assert len(made.cells[1].outputs) == 1
 
@@ -67,7 +67,7 @@ def test_papermill_waits_and_fails_alike(tmp_path: Path) -> None:
     done = papermill.execute_notebook(
         str(tmp_path / "good.ipynb"), str(tmp_path / "out.ipynb"), cwd=str(tmp_path), progress_bar=False
     )
-    assert texts(done.cells[2]) == "0.25\n"
+    assert texts(done.cells[2]).endswith("0.25\n")
     with pytest.raises(PapermillExecutionError) as caught:
         papermill.execute_notebook(
             str(tmp_path / "bad.ipynb"), str(tmp_path / "out2.ipynb"), cwd=str(tmp_path), progress_bar=False

@@ -67,7 +67,9 @@ def environment(**extra: str) -> dict[str, str]:
     return {**clean, "PYTHONDONTWRITEBYTECODE": "1", **extra}
 
 
-def run(artefact: Artefact, folder: Path, *, task: int | None = None, env: dict[str, str] | None = None, **spec: Any) -> Ran:
+def run(
+    artefact: Artefact, folder: Path, *, task: int | None = None, env: dict[str, str] | None = None, **spec: Any
+) -> Ran:
     if not (folder / "job").exists():
         lay_out(folder, artefact, **spec)
     extra = dict(env or {})

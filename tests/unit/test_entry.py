@@ -74,7 +74,8 @@ def test_main_is_fresh_and_has_the_cells_file(notebook: Notebook, tmp_path: Path
         """
         import sys
         main = sys.modules["__main__"]
-        out = (__name__, main.__dict__ is globals(), main.__file__, sys.argv, sorted(n for n in globals() if n[0] != "_"))
+        names = sorted(name for name in globals() if name[0] != "_")
+        out = (__name__, main.__dict__ is globals(), main.__file__, sys.argv, names)
         """,
         tmp_path,
     )
@@ -84,9 +85,7 @@ def test_main_is_fresh_and_has_the_cells_file(notebook: Notebook, tmp_path: Path
 
 def test_path_and_folder(notebook: Notebook, tmp_path: Path) -> None:
     extra = str(tmp_path / "extra")
-    ran = notebook.train(
-        "import os, sys\nout = (os.getcwd(), sys.path)", tmp_path, env={"PYTHONPATH": extra}
-    )
+    ran = notebook.train("import os, sys\nout = (os.getcwd(), sys.path)", tmp_path, env={"PYTHONPATH": extra})
     folder, path = notebook.output(ran, "out")
     assert folder == str(tmp_path / "work")
     assert path[:3] == [str(ran.payload / "modules"), folder, extra]
@@ -163,8 +162,16 @@ def test_inspect_finds_the_source_of_functions_and_classes(notebook: Notebook, t
 
 
 def test_users_exception_has_the_cells_lines_and_none_of_our_frames(notebook: Notebook, tmp_path: Path) -> None:
-    notebook.run("class MyError(Exception):\n    def __init__(self, a, b):\n        super().__init__(f'{a} and {b}')\n        self.a = a")
-    notebook.run("def deep(x):\n    return int(x)")
+    notebook.run(
+        """
+        class MyError(Exception):
+            def __init__(self, a, b):
+                super().__init__(f"{a} and {b}")
+                self.a = a
+        def deep(x):
+            return int(x)
+        """
+    )
     ran = notebook.train(
         """
         before = 1
@@ -271,6 +278,21 @@ def test_value_that_cannot_be_read_here_is_a_failed_launch(notebook: Notebook, t
     assert ran.code == 1
 
 
+def test_the_value_that_cannot_be_read_is_named(
+    notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "ck_soon_gone.py").write_text("class Thing: ...\n")
+    notebook.run("from ck_soon_gone import Thing\nthing = Thing()")
+    artefact = notebook.ship("thing", tmp_path)
+    payloads.lay_out(tmp_path, artefact)
+    (tmp_path / "job" / "payload" / "modules" / "ck_soon_gone.py").unlink()
+    ran = payloads.run(artefact, tmp_path)
+    where = os.uname().nodename
+    reason = f"ModuleNotFoundError: No module named 'ck_soon_gone' on {where} (needed by thing)"
+    assert (ran.state, ran.report["reason"]) == ("LAUNCH_FAILED", reason)
+
+
 def test_another_python_is_a_failed_launch(notebook: Notebook, tmp_path: Path) -> None:
     artefact = notebook.ship("1", tmp_path)
     changed = Artefact(kind="cell", title="t", body={**artefact.body, "python": "2.7"}, files=artefact.files)
@@ -354,8 +376,8 @@ def test_names_are_saved_after_sigterm_and_a_second_one_breaks_nothing(notebook:
 def test_sigint_is_a_keyboard_interrupt(notebook: Notebook, tmp_path: Path) -> None:
     source = """
         import time
-        print("ready")
         try:
+            print("ready")
             time.sleep(60)
         except KeyboardInterrupt:
             print("stopped")

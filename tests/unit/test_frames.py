@@ -152,8 +152,8 @@ def test_a_metric_called_like_a_column_gets_an_underscore():
 @pytest.mark.parametrize(
     "bad",
     [
-        {}, {"t": "x", "values": {}}, {"t": 1, "values": 3}, {"t": None, "values": {}}, {"t": 1e300, "values": {"loss": 1}},
-        {"t": math.nan, "values": {}}, {"t": True, "values": {}},
+        {}, {"t": "x", "values": {}}, {"t": 1, "values": 3}, {"t": None, "values": {}}, {"t": True, "values": {}},
+        {"t": math.nan, "values": {}}, {"t": 1e300, "values": {"loss": 1}},
     ],
 )  # fmt: skip
 def test_a_record_that_is_none_is_passed_over(bad):

@@ -85,7 +85,7 @@ def test_what_is_no_number_is_named(out, value):
 
 @pytest.mark.parametrize("step", [3.5, "x", math.nan, math.inf, [1]])
 def test_a_step_is_whole(out, step):
-    with pytest.raises(TypeError, match="^step"):
+    with pytest.raises(TypeError, match=r"^step"):
         metrics.log(step=step, loss=0.5)
 
 
@@ -103,7 +103,7 @@ def test_progress(out):
         {"source": "progress", "done": 30, "total": 100, "what": None},
         {"source": "progress", "done": 0.5, "total": 1.5, "what": "epochs ✓"},
     ]
-    with pytest.raises(TypeError, match="^total"):
+    with pytest.raises(TypeError, match=r"^total"):
         metrics.progress(1, "many")
 
 
@@ -114,7 +114,7 @@ def test_outside_a_job_it_does_nothing(tmp_path, monkeypatch, capfd):
     metrics.progress(1, 2)
     assert list(tmp_path.iterdir()) == []
     assert capfd.readouterr() == ("", "")
-    with pytest.raises(TypeError, match="^loss"):
+    with pytest.raises(TypeError, match=r"^loss"):
         metrics.log(loss="much")  # found before it is sent
 
 

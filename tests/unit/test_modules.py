@@ -6,8 +6,10 @@ import importlib.machinery
 import os
 import subprocess
 import sys
+import tempfile
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from clusterkernel.errors import PayloadError
 from clusterkernel.payload import modules
 from clusterkernel.payload.modules import Shipped, collect
 
-Lay = Callable[..., Path]
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -31,6 +33,30 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in set(sys.modules) - before:
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that everybody can reach."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+    for module in [module for module in sys.modules if module.startswith("ck_")]:
+        del sys.modules[module]
+
+
+@contextmanager
+def somebody() -> Iterator[None]:
+    """An ordinary user's rights, where the tests run as root, who may do everything."""
+    root = os.geteuid() == 0
+    if root:
+        os.setresuid(NOBODY, NOBODY, 0)
+    try:
+        yield
+    finally:
+        if root:
+            os.setresuid(0, 0, 0)
+            importlib.invalidate_caches()  # folders that could not be listed
 
 
 def lay(folder: Path, **files: str | bytes) -> None:
@@ -170,14 +196,16 @@ def test_a_project_elsewhere_on_the_path_is_local(
     assert paths(collect(folder, source="import ck_proj")) == ["ck_proj/__init__.py", "ck_proj/core.py"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_what_the_person_cannot_change_is_installed(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lay(tmp_path / "site", ck_shared="")
-    (tmp_path / "site").chmod(0o555)
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    assert collect(folder, source="import ck_shared") == Shipped()
+def test_what_the_person_cannot_change_is_installed(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lay(shared / "site", ck_shared="")
+    lay(shared / "own", ck_own="")
+    (shared / "site").chmod(0o555)
+    (shared / "own").chmod(0o777)
+    for name in ("site", "own"):
+        monkeypatch.syspath_prepend(str(shared / name))
+    with somebody():
+        assert paths(collect(shared, source="import ck_shared, ck_own")) == ["ck_own.py", "ck_shared.py"]  # its root
+        assert paths(collect(shared / "book", source="import ck_shared, ck_own")) == ["ck_own.py"]
 
 
 def test_a_module_is_taken_from_where_it_was_loaded(
@@ -251,12 +279,21 @@ def test_a_broken_file_of_a_package_that_nothing_imports_is_left_alone(folder: P
     assert collect(folder, source="import ck_p").notes == ()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_an_unreadable_module_is_named(folder: Path) -> None:
-    lay(folder, ck_a="")
-    (folder / "ck_a.py").chmod(0)
-    with pytest.raises(PayloadError, match=r"ck_a\.py cannot be read: Permission denied"):
-        collect(folder, source="import ck_a")
+def test_an_unreadable_module_is_named(shared: Path) -> None:
+    lay(shared, ck_locked="")
+    (shared / "ck_locked.py").chmod(0)
+    with somebody(), pytest.raises(PayloadError, match=r"ck_locked\.py cannot be read: Permission denied"):
+        collect(shared, source="import ck_locked")
+
+
+def test_unreadable_data_of_a_package_stays_behind(shared: Path) -> None:
+    lay(shared, ck_p____init__="")
+    (shared / "ck_p/data.txt").write_text("")
+    (shared / "ck_p/data.txt").chmod(0)
+    with somebody():
+        shipped = collect(shared, source="import ck_p")
+    assert paths(shipped) == ["ck_p/__init__.py"]
+    assert "data.txt cannot be read and stays behind" in shipped.notes[0]
 
 
 def test_a_module_that_is_gone_since_its_import_is_named(folder: Path) -> None:

@@ -143,6 +143,7 @@ def assigns(source: str) -> str:
         ("def a(): b()\ndef b(): c()\ndef c(): pass\na()", ""),
         ("def a(): b()\ndef b(): c()\na()\ndef c(): pass", "c"),
         ("def a(): b()\nif x: a()\ndef b(): pass\na()", "b x"),
+        ("def a(): b()\nif x: a()\ndef b(): return c\na()\nc = 1", "b c x"),
         ("f = lambda: late()\nlate = 1\nf()", ""),
         ("fs = [lambda: late()]\nlate = 1", "late"),
         ("def f(): return late\neval('f()')\nlate = 1", "late"),

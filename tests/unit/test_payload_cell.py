@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterkernel.errors import PayloadError
+from tests.unit import payloads
 from tests.unit.payloads import Notebook
 
 
@@ -63,6 +64,20 @@ def test_builtins_and_own_names_are_not_captured(notebook: Notebook, tmp_path: P
     assert artefact.outputs == ("x",)
 
 
+def test_builtins_that_the_notebook_shadows_are_captured(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run("input = [1]\nlen = len\ndef f(): return input")
+    assert set(captured(notebook.ship("f(), input, len, sum", tmp_path))) == {"f", "input"}
+
+
+def test_ipythons_stand_ins_for_builtins_stay_behind(notebook: Notebook, tmp_path: Path) -> None:
+    interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
+    notebook.names["open"] = interactiveshell._modified_open
+    notebook.run("def f(): return open")
+    artefact = notebook.ship("f() is open is __builtins__.open", tmp_path)
+    assert set(captured(artefact)) == {"f"}
+    assert notebook.result(payloads.run(artefact, tmp_path)) is True
+
+
 def test_outputs_are_what_the_cell_assigns_without_imports(notebook: Notebook, tmp_path: Path) -> None:
     source = """
         import os
@@ -90,7 +105,10 @@ def test_class_of_a_captured_object_brings_what_its_methods_use(notebook: Notebo
         net = Net()
         """
     )
-    assert captured(notebook.ship("net.step()", tmp_path)) == {"net": ("Net", "line 1"), "rate": ("float", "used by net")}
+    assert captured(notebook.ship("net.step()", tmp_path)) == {
+        "net": ("Net", "line 1"),
+        "rate": ("float", "used by net"),
+    }
 
 
 def test_submodules_reached_through_a_package_are_imported(notebook: Notebook, tmp_path: Path) -> None:
@@ -110,7 +128,9 @@ def test_a_digest_stands_for_each_input_and_none_where_it_cannot(notebook: Noteb
     assert notebook.ship("data, dice", tmp_path).inputs_digest["data"] != digests["data"]
 
 
-def test_an_edited_local_module_is_another_input(notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edited_local_module_is_another_input(
+    notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "ck_local_helper.py").write_text("A = 1\n")
     source = "import ck_local_helper"
@@ -119,6 +139,8 @@ def test_an_edited_local_module_is_another_input(notebook: Notebook, tmp_path: P
     after = notebook.ship(source, tmp_path).inputs_digest
     assert before.keys() == after.keys() == {"ck_local_helper"}
     assert before != after
+    taken = notebook.ship(source, tmp_path).captured
+    assert [(one.name, one.kind, one.size) for one in taken] == [("ck_local_helper", "local module", 6)]
 
 
 # -- -i -----------------------------------------------------------------------------
@@ -138,7 +160,10 @@ def test_another_name_read_is_refused_with_inputs(notebook: Notebook, tmp_path: 
 
 def test_an_input_that_the_notebook_lacks(notebook: Notebook, tmp_path: Path) -> None:
     notebook.run("data = 1")
-    assert refusal(notebook, "y = data", tmp_path, inputs=("dta",)) == "-i dta: the notebook has no dta. Did you mean data?"
+    assert (
+        refusal(notebook, "y = data", tmp_path, inputs=("dta",))
+        == "-i dta: the notebook has no dta. Did you mean data?"
+    )
 
 
 # -- bad input ------------------------------------------------------------------------

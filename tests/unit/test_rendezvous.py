@@ -41,7 +41,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def context(**resources: Any) -> SimpleNamespace:
-    return SimpleNamespace(spec={"resources": resources}, job_id="12", attempt=0)
+    return SimpleNamespace(spec={"resources": resources}, job_id="12", attempt=0, job_dir="/jobs/12")
 
 
 # -- choosing, on the head -------------------------------------------------------------------------
@@ -165,8 +165,8 @@ def test_launchers() -> None:
 
 def test_the_item_in_a_command_line_becomes_the_options() -> None:
     environ = {rendezvous.VARIABLE: "10.1.0.10:23456", "SLURM_NODEID": "0"}
-    argv = rendezvous.expand(["axolotl", "train", "--", "{torchrun}"], context(nodes=2), environ)
-    assert argv[:4] == ["axolotl", "train", "--", "--nnodes=2"]
+    argv = rendezvous.expand(["axolotl", "{payload}/config.yml", "--", "{torchrun}"], context(nodes=2), environ)
+    assert argv[:4] == ["axolotl", "/jobs/12/payload/config.yml", "--", "--nnodes=2"]
     assert "{torchrun}" not in argv
 
 

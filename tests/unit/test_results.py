@@ -1,4 +1,4 @@
-"""What comes back is made of the notebook's own classes, also after they were run again or the kernel was started anew."""
+"""What comes back is made of the notebook's own classes, also in a kernel that was started anew."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ import pytest
 
 from clusterkernel.backends.slurm import carrier
 from clusterkernel.backends.slurm.commands import LocalTransport
+from clusterkernel.backends.slurm.records import SEPARATOR
 from clusterkernel.backends.slurm.submit import Submitter
 from clusterkernel.errors import BackendUnavailable, SubmissionError
 from clusterkernel.jobfolder import JobFolder
@@ -191,6 +192,30 @@ def test_what_sbatch_says_becomes_the_error(sbatch: Sbatch, job: Any) -> None:
     with pytest.raises(BackendUnavailable, match="Socket timed out") as caught:
         submitter.submit(job())
     assert "by its key" in caught.value.hint
+    sbatch.answer("The job was handed on.\n")  # a wrapper of the site's, maybe: it may have sent the job
+    with pytest.raises(BackendUnavailable, match=r"The job was handed on\."):
+        submitter.submit(job())
+
+
+def test_a_job_that_was_tried_is_looked_for_before_it_is_sent_again(sbatch: Sbatch, job: Any, tmp_path: Path) -> None:
+    submitter, folder = Submitter(LocalTransport()), job()
+    sbatch.answer("", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n", 1)
+    with pytest.raises(BackendUnavailable):
+        submitter.submit(folder)
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
+    squeue.chmod(0o755)
+    with pytest.raises(BackendUnavailable, match="Unable to contact"):
+        submitter.submit(folder)
+    assert len(sbatch.calls) == 1  # not sent blindly
+    row = SEPARATOR.join(("77", "77", "N/A", "PENDING", "Priority", "", f"clusterkernel:{folder.record.key}:0:1", ""))
+    squeue.write_text(f"#!/bin/sh\necho '{row}'\n")
+    assert submitter.submit(folder).platform_ids == (("77", 0, 1),)
+    squeue.write_text("#!/bin/sh\n")
+    (tmp_path / "bin" / "sacct").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bin" / "sacct").chmod(0o755)
+    sbatch.answer("Submitted batch job 78\n")
+    assert submitter.submit(folder).platform_ids == (("78", 0, 1),)
 
 
 def test_a_machine_without_sbatch_is_told_so(
@@ -199,7 +224,7 @@ def test_a_machine_without_sbatch_is_told_so(
     (tmp_path / "bin" / "sbatch").unlink()
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{tmp_path / 'tools'}")
     (tmp_path / "tools").mkdir()
-    for name in ("env", "sh", "timeout"):
+    for name in ("env", "sh", "setsid"):
         (tmp_path / "tools" / name).symlink_to(f"/usr/bin/{name}")
     with pytest.raises(BackendUnavailable, match="sbatch is not on PATH"):
         Submitter(LocalTransport()).submit(job())

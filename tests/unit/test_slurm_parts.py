@@ -216,7 +216,18 @@ def test_bursts_pass_and_floods_are_slowed() -> None:
             "time limit",
             "--time",
         ),
-        ("sbatch: error: AssocMaxSubmitJobLimit", "AssocMaxSubmitJobLimit", "%cluster_jobs"),
+        (
+            "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Job violates accounting/QOS policy (limits)",
+            "AssocMaxSubmitJobLimit. Job violates accounting/QOS policy",
+            "%cluster_jobs",
+        ),
+        ("sbatch: error: Job violates accounting/QOS policy (time limits)", "violates", "Ask for less"),
+        (
+            "sbatch: error: an account is mandatory here\n"
+            "sbatch: error: Batch job submission failed: Unspecified error",
+            "refused the job: an account is mandatory here.",
+            "Your accounts: lab, research.",
+        ),
         ("sbatch: error: something new", "something new", ""),
         ("", "sbatch said nothing", ""),
     ],
@@ -228,6 +239,7 @@ def test_refusals_keep_slurms_words_and_add_the_mend(said: str, reason: str, men
     assert mend in error.hint
     assert "\n" not in str(error)
     assert "sbatch: error" not in str(error)
+    assert "Unspecified" not in str(error)
 
 
 # -- tables ----------------------------------------------------------------------------------------

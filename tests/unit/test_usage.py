@@ -96,7 +96,9 @@ def test_a_name_with_parentheses(tmp_path):
     shutil.copy(shutil.which("sleep"), copy)
     child = subprocess.Popen([copy, "60"])
     try:
-        assert Sampler(child.pid, NO_GPUS).sample(time.time())["cpu_percent"] is not None
+        sampler = Sampler(child.pid, NO_GPUS)
+        sampler.sample(1.0)
+        assert sampler.sample(2.0)["cpu_percent"] is not None
     finally:
         child.kill()
         child.wait()

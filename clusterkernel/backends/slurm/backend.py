@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -83,7 +84,7 @@ class SlurmBackend:
         else:
             record, path, runtime = _stand_in(spec), "JOB_FOLDER", "RUNTIME"
         part = sbatch.ArrayPart(0, record.tasks, spec.parallelism) if record.array else None
-        words = [launch] if launch else launch_line(spec.environment.interpreter, runtime, path)
+        words = shlex.split(launch) if launch else launch_line(spec.environment.interpreter, runtime, path)
         return Plan(text=script_text(record, path, words, runtime, part), notes=sbatch.notes(spec))
 
     def submit(self, folder: JobFolder) -> Submission:
@@ -121,9 +122,17 @@ class SlurmBackend:
             raise BackendUnavailable(f"Slurm did not answer: {answer.complaint}.", hint="Cancel it again.")
         raise BackendError(f"scancel refused job {folder.id}: {answer.complaint}.")
 
-    def doctor(self, *, deep: bool = False) -> Sequence[Check]:
-        """What must hold, looked at one by one; `deep` runs a small job too."""
-        return list(doctor.examine(self._transport, JobRoot(), deep=deep))
+    def doctor(self, *, deep: bool = False, spec: JobSpec | None = None) -> Sequence[Check]:
+        """What must hold, looked at one by one.
+
+        Parameters
+        ----------
+        deep : bool
+            Also run a small job that proves the job folder and the interpreter from a node.
+        spec : JobSpec, optional
+            Says where that job runs, on whose account, and with which interpreter.
+        """
+        return list(doctor.examine(self._transport, JobRoot(), deep=deep, spec=spec or JobSpec()))
 
     def queue(self, *, everybody: bool = True) -> list[dict[str, Any]]:
         """The jobs in the queue."""

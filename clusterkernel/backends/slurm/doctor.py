@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import secrets
 import shlex
 import shutil
@@ -17,8 +18,10 @@ from clusterkernel.backends.base import Check
 from clusterkernel.backends.slurm.commands import Answer, Transport
 from clusterkernel.errors import BackendUnavailable, JobRootError
 from clusterkernel.formats.sbatch import log_pattern
+from clusterkernel.formats.sbatch_directives import placement
 from clusterkernel.formats.sbatch_options import quote
 from clusterkernel.jobroot import JobRoot
+from clusterkernel.spec import JobSpec
 
 __all__ = ["examine", "prove_node"]
 
@@ -27,13 +30,15 @@ _VERSION: Final = 'import sys; print("%d.%d" % sys.version_info[:2])'
 _CLIENTS: Final = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun")
 
 
-def examine(transport: Transport, root: JobRoot, *, deep: bool = False) -> Iterator[Check]:
+def examine(transport: Transport, root: JobRoot, *, deep: bool = False, spec: JobSpec) -> Iterator[Check]:
     """The checks, in the order in which one needs the other; later ones are left out where an earlier fails.
 
     Parameters
     ----------
     deep : bool
         Also run a job of a few seconds, which proves the job folder and the interpreter on a node.
+    spec : JobSpec
+        Where that job runs, and with which interpreter.
     """
     missing = [name for name in _CLIENTS if transport.which(name) is None]
     yield Check(
@@ -53,7 +58,7 @@ def examine(transport: Transport, root: JobRoot, *, deep: bool = False) -> Itera
     yield from _accounting(transport)
     yield _root(root, proved=deep)
     if deep:
-        yield from prove_node(transport, root)
+        yield from prove_node(transport, root, spec)
 
 
 def _ask(transport: Transport, *argv: str, timeout: float = 5.0) -> Answer:
@@ -109,19 +114,18 @@ def _root(root: JobRoot, *, proved: bool) -> Check:
     return Check("Job folder", free > 1 << 30, f"{root.path}, {free / (1 << 30):.1f} GiB free", "Run %cluster_clean.")
 
 
-def prove_node(
-    transport: Transport, root: JobRoot, *, options: tuple[str, ...] = (), timeout: float = 120.0
-) -> Iterator[Check]:
+def prove_node(transport: Transport, root: JobRoot, spec: JobSpec, *, timeout: float = 120.0) -> Iterator[Check]:
     """Run a small job that reads and writes in the job root and starts the interpreter.
 
     Parameters
     ----------
-    options : tuple of str
-        For sbatch, where the site needs them (``--account=...``).
+    spec : JobSpec
+        Where it runs, and with which interpreter.
     timeout : float
         Seconds to wait for its answer.
     """
     root.ensure()
+    python = os.path.expanduser(spec.environment.interpreter or sys.executable)
     word = secrets.token_hex(8)
     with tempfile.TemporaryDirectory(prefix=".doctor-", dir=root.path) as name:
         folder = Path(name)
@@ -136,14 +140,14 @@ def prove_node(
                     f"#SBATCH --output={quote(log_pattern(str(folder), array=False))}",
                     "#SBATCH --time=2 --nodes=1 --ntasks=1 --no-requeue --job-name=clusterkernel-doctor",
                     f"question=$(cat {shlex.quote(str(folder / 'question'))})",
-                    f"python=$({shlex.quote(sys.executable)} -c {shlex.quote(_VERSION)} 2>&1)",
+                    f"python=$({shlex.quote(python)} -c {shlex.quote(_VERSION)} 2>&1)",
                     f'echo "$question ${{SLURMD_NODENAME:-$HOSTNAME}} $python" >>{shlex.quote(str(reply))}',
                     "",
                 ]
             )
         )
         began = time.monotonic()
-        sent = _ask(transport, "sbatch", "--parsable", *options, str(script), timeout=60.0)
+        sent = _ask(transport, "sbatch", "--parsable", *placement(spec), str(script), timeout=60.0)
         job = sent.out.strip().partition(";")[0]
         if not sent.ok or not job.isdigit():
             yield Check("Test job", False, sent.complaint, "Set what the site asks for in a profile.")
@@ -163,5 +167,5 @@ def prove_node(
         yield Check("Test job", told[0] == word, f"job {job} ran on {told[1]} and answered after {took:.1f} s")
         said = told[2].strip() if len(told) > 2 else "nothing"
         same = said == f"{sys.version_info[0]}.{sys.version_info[1]}"
-        detail = f"{sys.executable} on {told[1]}: " + (f"Python {said}" if same else said.splitlines()[-1][:200])
+        detail = f"{python} on {told[1]}: " + (f"Python {said}" if same else said.splitlines()[-1][:200])
         yield Check("Interpreter on a node", same, detail, "Set --interpreter to a Python that the nodes have.")

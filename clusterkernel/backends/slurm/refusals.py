@@ -62,15 +62,19 @@ def _say(text: str) -> Callable[[JobSpec, Transport], str]:
 
 
 _MENDS: Final[tuple[tuple[re.Pattern[str], Callable[[JobSpec, Transport], str]], ...]] = tuple(
-    (re.compile(pattern, re.IGNORECASE), mend)
+    (re.compile(pattern, re.IGNORECASE | re.DOTALL), mend)
     for pattern, mend in (
         (r"invalid partition|partition name", _partition),
-        (r"invalid account", _account),
+        (r"\baccount\b", _account),
         (r"invalid qos", _qos),
+        (
+            r"^(?!.*MaxSubmit).*violates accounting/QOS policy",
+            _say("Ask for less (time, nodes, GPUs), or wait for jobs of yours to end."),
+        ),
         (LIMIT.pattern, _say("Wait for jobs of yours to end, or cancel some: %cluster_jobs lists them.")),
         (
             r"memory specification|--mem|mem-per",
-            _say('Change --memory; some sites take only --sbatch "--mem-per-cpu=4G".'),
+            _say('Change --memory or leave it out; some sites take only --sbatch "--mem-per-cpu=4G".'),
         ),
         (r"time limit", _say("Set --time to at most the partition's limit: sinfo -o '%R %l' shows it.")),
         (
@@ -92,6 +96,7 @@ _MENDS: Final[tuple[tuple[re.Pattern[str], Callable[[JobSpec, Transport], str]],
 def refusal(said: str, spec: JobSpec, transport: Transport) -> SubmissionError:
     """The error for what sbatch said, with the mend where one is known."""
     lines = [_NOISE.sub("", line).strip() for line in said.splitlines() if line.strip()]
+    lines = [line for line in lines if line != "Unspecified error"] or lines  # a site's own rule has said more
     reason = " ".join(dict.fromkeys(line.rstrip(".") + "." for line in lines if line)) or "sbatch said nothing."
     for pattern, mend in _MENDS:
         if pattern.search(said):

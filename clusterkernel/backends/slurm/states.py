@@ -245,6 +245,8 @@ def judge(record: Record) -> Verdict | None:
         state, reason = _ENDED[word]
         if word == "CANCELLED":
             reason = _canceller(record.state)
+        elif state is JobState.NODE_LOST and record.node:
+            reason = f"A node of it ({record.node}) went down."
         kept = signum if signum and signum < 65 and state is not JobState.SUCCEEDED else None
         return Verdict(state=state, reason=reason, exit_code=code if state is JobState.SUCCEEDED else None, signum=kept)
     return None

@@ -25,8 +25,6 @@ __all__ = ["Submitter", "launch_line", "script_text"]
 
 BURST: Final = 100
 RATE: Final = 20.0
-# What a killed or timed-out sbatch leaves behind is not known: 124 and 137 are timeout's, 143 a signal's.
-_UNSURE: Final = frozenset({124, 137, 143, -9, -15})
 
 
 def launch_line(interpreter: str | None, runtime: str, folder: str) -> list[str]:
@@ -153,8 +151,13 @@ class Submitter:
 
     def _error(self, folder: JobFolder, refused: carrier.Refused) -> ClusterKernelError:
         said = refused.said.strip()
-        if refused.code in _UNSURE or unreachable(said):
-            line = said.splitlines()[-1].removeprefix("sbatch: error: ") if said else "sbatch did not answer in time"
+        # Killed, silent, or content without an id that we can read: it may have sent the job.
+        if refused.code <= 0 or unreachable(said):
+            line = (
+                said.splitlines()[-1].removeprefix("sbatch: error: ").rstrip(".")
+                if said
+                else "sbatch ended without a word"
+            )
             return BackendUnavailable(
                 f"Slurm did not answer: {line}.", hint="Whether it took the job is looked up by its key."
             )
