@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -105,10 +106,18 @@ def error_of(job: Job) -> BaseException:
         for rank in range(job.spec.processes):
             for out in result_dirs(job, rank):
                 own = results.load_error(out, namespace(), job.folder.payload)
-                if own is not None:
-                    own.__cause__ = error
-                    return own
+                if isinstance(own, BaseException):
+                    return _as_raised_there(own, error)
     return error
+
+
+def _as_raised_there(own: BaseException, told: JobError) -> BaseException:
+    """The user's exception, shown by IPython with the lines of the job in place of ours."""
+    own.__cause__ = told
+    lines = [*told.remote_traceback.rstrip().splitlines(), "", f"In job {told.job_id}. {told.hint}".rstrip()]
+    with contextlib.suppress(AttributeError):  # one with slots
+        own._render_traceback_ = lambda *_, **__: lines  # type: ignore[attr-defined]
+    return own
 
 
 def output_views(job: Job) -> dict[str, OutputView]:

@@ -143,6 +143,7 @@ class TaskTruth:
         if seen.restarts > self.attempt:
             self._restart(seen.restarts)
         elif self.judge and seen.restarts < self.attempt and not seen.state.terminal:
+            self._told_end = None
             return  # it still speaks of the attempt before
         if seen.node:
             self.node = seen.node
@@ -182,7 +183,8 @@ class TaskTruth:
 
     def refused(self, why: str) -> None:
         """The platform did not take it."""
-        self._finish(JobState.LAUNCH_FAILED, why)
+        if not self.state.terminal:
+            self._finish(JobState.LAUNCH_FAILED, why)
 
     def note(self, reason: str) -> None:
         """A word about a live state."""
@@ -253,6 +255,8 @@ class TaskTruth:
         if told.state is JobState.SUCCEEDED:
             # While its supervisor is heard it lives, whatever ended well: a copy that was turned away, maybe.
             if now - max(self._told_end, self._heard or self._told_end) >= FINISHING_GRACE:
+                if self._is_of_before(told) and self._fall_back():
+                    return
                 why = "It ended with exit code 0, but left no outcome."
                 self._finish(JobState.DIED, why, told.exit_code, told.signum, from_platform=True)
             else:
@@ -269,7 +273,7 @@ class TaskTruth:
         if waited >= OUTCOME_GRACE or never or last_word:
             if cancelled and told.state in (JobState.DIED, JobState.FAILED):
                 told = msgspec.structs.replace(told, state=JobState.CANCELLED, reason="It was cancelled.")
-            elif told.restarts < self.attempt and not self._started_ranks and self._fall_back():
+            elif told.state in (JobState.FAILED, JobState.DIED) and self._is_of_before(told) and self._fall_back():
                 return
             self._end_by_platform(told, None)
         else:
@@ -293,7 +297,9 @@ class TaskTruth:
         chosen = self._chosen()
         if chosen.retry:
             if complete or not self.judge:
+                before = self._outcomes
                 self._restart(self.attempt + 1)
+                self._before = before
             return
         if chosen.state is JobState.SUCCEEDED and not complete:
             return
@@ -307,18 +313,22 @@ class TaskTruth:
         rank = min(self._outcomes, key=lambda rank: (_SAID.index(self._outcomes[rank].state), rank))
         return self._outcomes[rank]
 
+    def _is_of_before(self, told: Observation) -> bool:
+        """Whether the platform speaks of the attempt before, and the next has not begun."""
+        return told.restarts < self.attempt and not self._started_ranks
+
     def _fall_back(self) -> bool:
         """Take the outcome of the attempt before, where the one that should follow never came."""
         if not self._before:
             return False
-        self._outcomes, self.attempt = self._before, self.attempt - 1
+        self._outcomes, self.attempt, self._before = self._before, self.attempt - 1, {}
         chosen = self._chosen()
         self._finish(chosen.state, chosen.reason, chosen.exit_code, chosen.signum, from_platform=True)
         return True
 
     def _restart(self, attempt: int) -> None:
-        self._before = self._outcomes if attempt == self.attempt + 1 else {}
         self.attempt = attempt
+        self._before = {}
         self.node = ""
         self._outcomes = {}
         self._started_ranks.clear()
@@ -343,7 +353,11 @@ class TaskTruth:
         *,
         from_platform: bool = False,
     ) -> None:
-        if self._outcomes:
+        if self._before and not self._started_ranks:
+            # What there is to see is that of the attempt before.
+            self._outcomes, self.attempt, self._before = self._before, self.attempt - 1, {}
+            self.outcome = self._chosen()
+        elif self._outcomes:
             self.outcome = self._chosen()
             self.ended = max(outcome.t for outcome in self._outcomes.values()) or None
         self.state, self.reason = state, reason

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from clusterkernel.errors import ClusterKernelError
 from clusterkernel.magics import commands
@@ -193,10 +193,26 @@ class LiveValues:
 
 
 def _ask(backend: str, field: str, answer: Future[list[str]]) -> None:
-    from clusterkernel.backends import registry
-
     try:
-        choices = getattr(registry.get(backend), "choices", None)
-        answer.set_result(list(choices(field)) if choices is not None else [])
+        answer.set_result(sorted(_offered(backend, field)))
     except (ClusterKernelError, OSError) as error:
         answer.set_exception(error)
+
+
+def _offered(name: str, field: str) -> set[str]:
+    """What the platform has, or what the person's own jobs asked for."""
+    from clusterkernel.backends import registry
+
+    backend: Any = registry.get(name)
+    if field in ("partition", "constraint", "gpus_per_node") and hasattr(backend, "nodes"):
+        nodes = backend.nodes()
+        match field:
+            case "partition":
+                return {node["partition"] for node in nodes}
+            case "constraint":
+                return {feature for node in nodes for feature in node["features"].split(",") if feature}
+            case _:
+                return {f"{node['gpu_type'] or ''}:{node['gpus']}".lstrip(":") for node in nodes if node["gpus"]}
+    if field in ("account", "qos") and hasattr(backend, "accounting"):
+        return {job[field] for job in backend.accounting() if job[field]}
+    return set()

@@ -6,11 +6,11 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from IPython.core.error import UsageError
 
-from clusterkernel.errors import BackendError, nearest
+from clusterkernel.errors import nearest
 from clusterkernel.magics.cards import publish
 from clusterkernel.magics.commands import Details
 from clusterkernel.magics.options import BACKEND, IDS, ONE, Option
@@ -96,7 +96,7 @@ def status(kernel: ClusterKernel, args: argparse.Namespace) -> None:
         print("No job lives. %cluster_jobs lists those that ended.")
         return
     now = time.time()
-    html = render.table_html(views, caption="Jobs that live", now=now)
+    html = render.table_html(views, title="Jobs that live", now=now)
     publish({"text/plain": render.table_text(views, now=now), "text/html": html})
 
 
@@ -146,31 +146,25 @@ def metrics(kernel: ClusterKernel, args: argparse.Namespace) -> pd.DataFrame:
     return one_job(args.ID).metrics()
 
 
-def _from_cluster(args: argparse.Namespace, what: str) -> Any:
-    from clusterkernel.backends import registry
-
-    names = [args.backend] if args.backend else [name for name in registry.names() if name != "local"]
-    for name in names:
-        backend = registry.get(name)
-        if hasattr(backend, what) and (args.backend or backend.available().ok):
-            return getattr(backend, what)()
-    where = f"The backend {args.backend} has" if args.backend else "No cluster that can be used here has"
-    raise BackendError(f"{where} no {what} to show.", hint="%cluster_doctor tells what is ready.")
-
-
-def queue(kernel: ClusterKernel, args: argparse.Namespace) -> Any:
+def queue(kernel: ClusterKernel, args: argparse.Namespace) -> pd.DataFrame:
     """``%cluster_queue``."""
-    return _from_cluster(args, "queue")
+    from clusterkernel import tables
+
+    return tables.queue(args.backend)
 
 
-def nodes(kernel: ClusterKernel, args: argparse.Namespace) -> Any:
+def nodes(kernel: ClusterKernel, args: argparse.Namespace) -> pd.DataFrame:
     """``%cluster_nodes``."""
-    return _from_cluster(args, "nodes")
+    from clusterkernel import tables
+
+    return tables.nodes(args.backend)
 
 
-def accounting(kernel: ClusterKernel, args: argparse.Namespace) -> Any:
+def accounting(kernel: ClusterKernel, args: argparse.Namespace) -> pd.DataFrame:
     """``%cluster_accounting``."""
-    return _from_cluster(args, "accounting")
+    from clusterkernel import tables
+
+    return tables.accounting(args.backend)
 
 
 DETAILS: Final = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import keyword
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +16,7 @@ from clusterkernel.errors import ClusterKernelError, nearest
 from clusterkernel.magics import train
 from clusterkernel.magics.commands import Details
 from clusterkernel.magics.look import jobs_of, one_job, single, tasks_of
-from clusterkernel.magics.options import BACKEND, IDS, ONE, Option, field_options
+from clusterkernel.magics.options import IDS, ONE, Option, field_options
 from clusterkernel.magics.values import Values
 from clusterkernel.magics.waiting import interruptible, wait_for
 from clusterkernel.render import format_size
@@ -116,10 +117,18 @@ def doctor(kernel: ClusterKernel, args: argparse.Namespace) -> None:
         if not about.ok:
             print(f"  Mend: {about.fix}" if about.fix else "  It cannot be used here.")
             continue
-        for check in backend.doctor():
+        for check in _checks(backend, args):
             print(f"  {'✓' if check.ok else '✗'} {check.name}: {check.detail}")
             if not check.ok and check.fix:
                 print(f"      Mend: {check.fix}")
+
+
+def _checks(backend: Any, args: argparse.Namespace) -> Any:
+    """A backend's checks; those that run a job on a node only where they are asked for."""
+    if args.deep and "deep" in inspect.signature(backend.doctor).parameters:
+        flags = {name: value for name, value in vars(args).items() if name != "backend"}
+        return backend.doctor(deep=True, spec=train.spec_of({**flags, "backend": backend.name}, args.profile))
+    return backend.doctor()
 
 
 def clean(kernel: ClusterKernel, args: argparse.Namespace) -> None:
@@ -190,7 +199,15 @@ DETAILS: Final = {
         ),
         rerun,
     ),
-    "doctor": Details(("%cluster_doctor", "%cluster_doctor --backend slurm"), (BACKEND,), doctor),
+    "doctor": Details(
+        ("%cluster_doctor", "%cluster_doctor --backend slurm --deep --partition gpu"),
+        (
+            Option(("--deep",), "deep", "Also run a job of seconds, which proves folder and Python.", Values.NONE),
+            Option(("--profile",), "profile", "Saved profile for that job.", Values.PROFILE, "h100"),
+            *field_options(),
+        ),
+        doctor,
+    ),
     "clean": Details(
         ("%cluster_clean", "%cluster_clean --older 30d --yes", "%cluster_clean 12 13 --yes"),
         (

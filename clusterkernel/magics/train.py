@@ -218,7 +218,7 @@ def _artefact(
         shell.user_ns,
         inputs=inputs,
         bind=out,
-        filename=f"Cell In[{shell.execution_count}]",
+        filename=f"Cell In[{len(shell.user_ns.get('In', ())) - 1}]",
         first_line=2,
         modules_root=Path.cwd(),
     )

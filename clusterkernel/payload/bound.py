@@ -67,6 +67,7 @@ class Bound:
         self.optional = 0
         # Functions that run only once their name is used: key in the state -> what they read.
         self.waiting: dict[str, list[Read]] = {}
+        self.waited = 0
         self._seen: dict[str, list[frozenset[str]]] = {}
         self._certain: set[str] = set()
         self._later: set[str] = set()  # read by a function that may run after the cell bound them
@@ -149,6 +150,7 @@ class Bound:
     def wait(self, key: str, reads: Iterable[Read]) -> None:
         """A function that reads these runs once the name is used, or never."""
         self.waiting.setdefault(key, []).extend(reads)
+        self.waited += 1
         self._seen.clear()  # another function may call this one
 
     def is_local(self, name: str) -> bool:

@@ -150,6 +150,8 @@ class _Reader:
             return self._hash("function", f"{value.__module__}.{value.__qualname__}".encode())
         if isinstance(value, types.MethodType):
             return self._hash("method", self.read(value.__self__), value.__name__.encode())
+        if kind.__name__ == "_lru_cache_wrapper" and isinstance(value.__wrapped__, types.FunctionType):
+            return self._hash("cached", self._function(value.__wrapped__))
         if kind is functools.partial:
             return self._hash(name, self.read(value.func), self.read(value.args), self.read(value.keywords))
         return self._known_elsewhere(name, kind, value)

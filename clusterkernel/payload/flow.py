@@ -56,6 +56,7 @@ _TRANSPARENT: Final = frozenset(
 
 class _Loop(msgspec.Struct):
     breaks: list[Sure] = msgspec.field(default_factory=list)
+    continues: list[Sure] = msgspec.field(default_factory=list)
 
 
 class Flow(Bound):
@@ -151,22 +152,36 @@ class Flow(Bound):
         self.sure = _join(yes, self.sure)
 
     def _While(self, node: ast.While) -> None:
-        yes, no = self._test(node.test)
-        self._loop(node, yes, no)
+        def begin() -> tuple[Sure, Sure]:
+            return self._test(node.test)
+
+        self._loop(node, begin)
 
     def _For(self, node: ast.For | ast.AsyncFor) -> None:
+        def begin() -> tuple[Sure, Sure]:
+            before = self.sure
+            self._visit(node.target)
+            return self.sure, before
+
         self._visit(node.iter)
-        before = self.sure
-        self._visit(node.target)
-        self._loop(node, self.sure, before)
+        self._loop(node, begin)
 
     _AsyncFor = _For
 
-    def _loop(self, node: Any, inside: Sure, end: Sure) -> None:
-        self._loops.append(_Loop())
-        self.sure = inside
+    def _loop(self, node: Any, begin: Callable[[], tuple[Sure, Sure]]) -> None:
+        """A loop; `begin` says what is sure at the start of a round, and where there is none any more."""
+        loop = _Loop()
+        self._loops.append(loop)
+        waiting = self.waited
+        self.sure, end = begin()
         self._block(node.body)
-        loop = self._loops.pop()
+        if self.waited != waiting:
+            # A function that was made in one round may run early in the next.
+            for state in loop.continues:
+                self.sure = _join(self.sure, state)
+            self.sure, _ = begin()
+            self._block(node.body)
+        self._loops.pop()
         self.sure = end
         self._block(node.orelse)
         for state in loop.breaks:
@@ -177,6 +192,7 @@ class Flow(Bound):
         self.sure = None
 
     def _Continue(self, node: ast.Continue) -> None:
+        self._loops[-1].continues.append(self.sure)
         self.sure = None
 
     def _Raise(self, node: ast.Raise) -> None:

@@ -68,6 +68,10 @@ def _functions(value: object, namespace: dict[str, Any], seen: set[int]) -> Iter
     elif isinstance(value, functools.partial):
         for part in (value.func, *value.args, *value.keywords.values()):
             yield from _functions(part, namespace, seen)
+    elif isinstance(value, functools.cached_property):
+        yield from _functions(value.func, namespace, seen)
+    elif isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
+        yield from _functions(wrapped, namespace, seen)
     elif type(value).__module__ == "__main__":
         yield from _functions(type(value), namespace, seen)
 

@@ -4,6 +4,7 @@ In a module of its own, since cloudpickle takes 30 ms to import and simple value
 """
 
 import builtins
+import functools
 import io
 import linecache
 import pickle
@@ -17,6 +18,7 @@ from .pickling import _KEYS
 
 _LIGHT = (type(None), bool, int, float, complex, type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 _SHORT = 4096
+_CACHED = type(functools.lru_cache(lambda: None))
 
 
 class _Globals(object):
@@ -108,6 +110,11 @@ class Pickler(cloudpickle.Pickler):
             raise pickle.PicklingError("cannot pickle an open file")
         if issubclass(kind, BaseException):
             return self._error(obj)
+        if kind is _CACHED and obj.__module__ == pickling.MAIN:
+            about = obj.cache_parameters()
+            return pickling.make_cached, (obj.__wrapped__, about["maxsize"], about["typed"])
+        if kind is functools.cached_property:
+            return pickling.make_cached_property, (obj.func, obj.attrname)
         if kind is types.ModuleType:
             self.modules.add(obj.__name__)
             return NotImplemented

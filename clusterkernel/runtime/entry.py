@@ -166,7 +166,7 @@ def _finish(context, program, signals, value, error):
             if why:
                 reason = "The result could not be saved: %s." % why
                 report.update(state="RESULT_FAILED", reason=reason, exit_code=1)
-                sys.stderr.write(reason + "\n")
+                failures.say(reason + "\n")
         if payloadfile.global_rank(context) == 0:
             report["outputs"] = savers.save_outputs(program, os.path.join(context.out_dir, "outputs"), deadline)
     return report
@@ -176,7 +176,7 @@ def _report_launch(context, error):
     """It was not the user's code that failed, but what came before it."""
     if isinstance(error, LaunchFailed):
         reason = str(error)
-        sys.stderr.write(reason + "\n")
+        failures.say(reason + "\n")
     else:
         name = ""
         if isinstance(error, payloadfile.LoadFailed):

@@ -5,6 +5,28 @@ import signal
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+# An exception may carry a whole array as text; the records are read again and again.
+_LINE = 300
+_MESSAGE = 10000
+_TRACEBACK = 100000
+
+
+def _short(text, limit):
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _end(text):
+    # What was raised stands at the end.
+    return text if len(text) <= _TRACEBACK else "...\n" + text[-_TRACEBACK:]
+
+
+def say(text):
+    """Write to the job's errors, also where the user's code closed or replaced `sys.stderr`."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):
+        os.write(2, text.encode("utf-8", "backslashreplace"))
 
 
 def one_line(error):
@@ -13,7 +35,7 @@ def one_line(error):
         lines = str(error).strip().splitlines()
     except Exception:  # a broken __str__ is no reason to lose the report
         return "(its text cannot be had)"
-    return lines[0] if lines else ""
+    return _short(lines[0], _LINE) if lines else ""
 
 
 def _ours(filename):
@@ -44,7 +66,7 @@ def text_of(error):
 
 def show(error):
     """Print the traceback where the job's errors go."""
-    sys.stderr.write(text_of(error))
+    say(text_of(error))
 
 
 def judge(error, received):
@@ -61,12 +83,12 @@ def judge(error, received):
         if code is None or code == 0:
             return {}
         if not isinstance(code, int):
-            sys.stderr.write("%s\n" % (code,))
+            say("%s\n" % (code,))
             return {"state": "FAILED", "reason": one_line(code), "exit_code": 1}
         return {"state": "FAILED", "reason": "sys.exit(%d) was called." % code, "exit_code": code & 0xFF or 1}
     text = text_of(error)
-    sys.stderr.write(text)
-    told = {"type": type(error).__name__, "message": _message(error), "traceback": text}
+    say(text)
+    told = {"type": type(error).__name__, "message": _message(error), "traceback": _end(text)}
     if received is not None and isinstance(error, (KeyboardInterrupt, _terminated())):
         reason = "It was ended by %s (%d)." % (signal.Signals(received).name, received)
         return {"state": "CANCELLED", "reason": reason, "exit_code": 128 + received, "error": told}
@@ -83,6 +105,6 @@ def _terminated():
 
 def _message(error):
     try:
-        return str(error)
+        return _short(str(error), _MESSAGE)
     except Exception:  # as above
         return ""

@@ -67,10 +67,11 @@ def _value(value, depth=4):
         return [type(value).__name__, _value(value.__func__, depth)]
     if isinstance(value, property):
         return ["property"] + [_value(part, depth) for part in (value.fget, value.fset, value.fdel)]
-    if isinstance(value, types.FunctionType):
-        return _function(value)
     if isinstance(value, type):
         return _type_name(value)
+    inner = _unwrapped(value)
+    if isinstance(inner, types.FunctionType):
+        return _function(value if isinstance(value, types.FunctionType) else inner)
     if isinstance(value, _SCALARS):
         return repr(value)
     if depth and isinstance(value, (tuple, list)):
@@ -111,10 +112,18 @@ def _own_functions(cls):
             value = value.__func__
         elif isinstance(value, property):
             value = value.fget
-        while hasattr(value, "__wrapped__") and isinstance(value, types.FunctionType):
-            value = getattr(value, "__wrapped__")  # noqa: B009 - mypy knows no such attribute
+        value = _unwrapped(value)
         if isinstance(value, types.FunctionType) and value.__qualname__.startswith(cls.__qualname__ + "."):
             yield value
+
+
+def _unwrapped(value):
+    """The function under decorators that keep it."""
+    if not isinstance(value, type):
+        value = vars(value).get("func", value) if type(value).__name__ == "cached_property" else value
+        while hasattr(value, "__wrapped__"):
+            value = value.__wrapped__
+    return value
 
 
 def _class_source(cls):

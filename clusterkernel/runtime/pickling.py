@@ -58,6 +58,16 @@ def make_error(*args):
     _only_our_unpickler(*args)
 
 
+def make_cached(*args):
+    """Stands in a stream for `Loader.make_cached`."""
+    _only_our_unpickler(*args)
+
+
+def make_cached_property(*args):
+    """Stands in a stream for `Loader.make_cached_property`."""
+    _only_our_unpickler(*args)
+
+
 def make_code(*args):
     """Stands in a stream for `Loader.make_code`."""
     _only_our_unpickler(*args)
@@ -171,6 +181,21 @@ class Loader(object):
                 init(error, *args)
                 break
         return error
+
+    def make_cached(self, function, maxsize, typed):
+        """A function under `functools.lru_cache`, which starts empty."""
+        import functools
+
+        return functools.lru_cache(maxsize, typed)(function)
+
+    def make_cached_property(self, function, name):
+        """A `functools.cached_property`, which has a lock on some versions."""
+        import functools
+
+        made = functools.cached_property(function)
+        if name is not None:
+            made.__set_name__(None, name)
+        return made
 
     def make_code(self, make, args, filename):
         """A code object that knows its cell, so that tracebacks and `inspect` find its source."""

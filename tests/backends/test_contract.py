@@ -324,7 +324,7 @@ def test_usage_is_sampled(platform: platforms.Platform) -> None:
     usage = job.usage()
     assert len(usage) >= 1
     assert usage["memory_mib"].max() > 80
-    assert usage["cpu_percent"].max() > 20
+    assert usage["cpu_percent"].max() > 5  # of a machine that runs other tests too
 
 
 # -- the future's contract ------------------------------------------------------

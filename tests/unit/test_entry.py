@@ -205,6 +205,14 @@ def test_exception_in_async_code_has_no_frames_of_the_loop(notebook: Notebook, t
     assert ran.report["error"]["type"] == "KeyError"
 
 
+def test_closed_streams_and_huge_messages_do_not_lose_the_report(notebook: Notebook, tmp_path: Path) -> None:
+    ran = notebook.train("import sys\nsys.stderr.close()\nsys.stdout = None\nraise ValueError('x' * 10**6)", tmp_path)
+    assert ran.state == "FAILED"
+    assert len(ran.report["reason"]) < 400
+    assert len(json.dumps(ran.report)) < 200_000
+    assert "ValueError" in ran.stderr
+
+
 def test_exception_that_does_not_pickle_is_text(notebook: Notebook, tmp_path: Path) -> None:
     ran = notebook.train("import threading\nraise ValueError(threading.Lock())", tmp_path)
     assert ran.state == "FAILED"

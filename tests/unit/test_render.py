@@ -77,7 +77,7 @@ def test_what_comes_from_outside_is_escaped() -> None:
         outputs={evil: OutputView(error=evil)},
         bind=(evil,),
     )
-    for text in (render.job_html(made), render.table_html([made], caption=evil)):
+    for text in (render.job_html(made), render.table_html([made], title=evil)):
         assert not Page(text).all("img")
     text = render.array_bundle("12", {JobState.FAILED: 1}, [made], name=evil)["text/html"]
     assert not Page(text).all("img")
@@ -154,7 +154,7 @@ def test_the_data_is_json_and_leaves_out_what_is_long() -> None:
 def test_a_table_has_only_columns_that_hold_something() -> None:
     text = render.table_text([view(platform_id=""), view(JobState.FAILED, error="ValueError: no")])
     assert text.splitlines()[0].split() == ["Job", "State", "Name", "Where", "Last"]
-    page = Page(render.table_html([view()], caption="Jobs"))
+    page = Page(render.table_html([view()], title="Jobs"))
     assert {attrs["scope"] for attrs in page.all("th")} == {"row", "col"}
 
 

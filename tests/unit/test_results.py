@@ -157,6 +157,85 @@ def test_classes_of_the_cell_are_one_class_over_several_files(tmp_path: Path) ->
     assert type(fresh.output(ran, "one")) is fresh["Mine"]
 
 
+ODD = """
+import abc, dataclasses, typing, enum, functools
+T = typing.TypeVar("T")
+class Base(abc.ABC):
+    @abc.abstractmethod
+    def f(self): ...
+class Impl(Base):
+    def f(self): return 1
+@dataclasses.dataclass(slots=True, frozen=True)
+class Slot:
+    x: int
+    y: list = dataclasses.field(default_factory=list)
+class Gen(typing.Generic[T]):
+    def __init__(self, v): self.v=v
+class Proto(typing.Protocol):
+    def go(self) -> int: ...
+class Meta(type):
+    def __new__(m, n, b, d): return super().__new__(m, n, b, d)
+class WithMeta(metaclass=Meta):
+    pass
+class Flag(enum.Flag):
+    A = enum.auto(); B = enum.auto()
+class Str(str, enum.Enum):
+    P = "p"
+class Err(Exception):
+    def __init__(self, code): super().__init__("code %d" % code); self.code = code
+class TD(typing.TypedDict):
+    a: int
+class Desc:
+    @property
+    def p(self): return 3
+    @staticmethod
+    def s(): return 4
+    @classmethod
+    def c(cls): return cls
+    @functools.lru_cache
+    def cached(self): return 5
+    @functools.cached_property
+    def kept(self): return 6
+class SelfRef:
+    inst = None
+SelfRef.inst = SelfRef()
+"""
+
+
+def test_odd_classes_keep_their_identity(tmp_path: Path) -> None:
+    notebook = Notebook()
+    notebook.run(ODD)
+    names = "Base Impl Slot Gen Proto Meta WithMeta Flag Str Err TD Desc SelfRef".split()
+    ran = notebook.train(
+        f"""
+        made = [Impl(), Slot(1), Gen(2), WithMeta(), Flag.A | Flag.B, Str.P, Err(5), Desc(), SelfRef()]
+        kinds = [{", ".join(names)}]
+        works = [Impl().f(), Desc().p, Desc.s(), Desc.c() is Desc, Desc().cached(), Desc().kept, Err(5).code]
+        """,
+        tmp_path,
+    )
+    assert notebook.output(ran, "works") == [1, 3, 4, True, 5, 6, 5]
+    anew = Notebook()
+    anew.run("# once more\n" + ODD)
+    for kernel in (notebook, anew):
+        assert kernel.output(ran, "kinds") == [kernel[name] for name in names]
+        made = kernel.output(ran, "made")
+        assert [type(one).__name__ for one in made] == [
+            name for name in names if name not in ("Base", "Proto", "Meta", "TD")
+        ]
+        assert all(type(one) is kernel[type(one).__name__] for one in made)
+        assert (str(made[6]), made[6].code) == ("code 5", 5)
+    assert len(Notebook().output(ran, "made")) == len(made)
+
+
+def test_cached_functions_travel(tmp_path: Path) -> None:
+    notebook = Notebook()
+    notebook.run("import functools\n@functools.cache\ndef fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)")
+    ran = notebook.train("back = fib\nfib(50)", tmp_path)
+    assert notebook.result(ran) == 12586269025
+    assert notebook.output(ran, "back")(30) == 832040
+
+
 def test_class_from_a_job_goes_into_the_next_and_comes_back(tmp_path: Path) -> None:
     notebook = Notebook()
     first = notebook.train("class Mine:\n    def go(self): return 1\nm = Mine()", tmp_path / "1")
