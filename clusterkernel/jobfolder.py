@@ -13,7 +13,6 @@ import contextlib
 import functools
 import json
 import os
-import secrets
 import shlex
 import stat
 import time
@@ -32,7 +31,7 @@ _Kind = TypeVar("_Kind")
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Replace `path` by `data` in one step, so that no reader sees half of it. Mode 0600."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)

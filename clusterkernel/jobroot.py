@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import hashlib
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -110,7 +108,7 @@ class JobRoot:
 
     @staticmethod
     def _fill(folder: JobFolder, make: Callable[[str, str], JobRecord], write_payload: Callable[[Path], None]) -> None:
-        record = make(folder.id, secrets.token_hex(8))
+        record = make(folder.id, os.urandom(8).hex())
         for name in ("payload", "claims", "ends", "out", "events"):
             os.mkdir(folder.path / name, 0o700)
         write_payload(folder.payload)
@@ -130,7 +128,7 @@ class JobRoot:
         with contextlib.suppress(FileExistsError):  # another process was first
             file = os.open(self.path / IDENTITY, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             with open(file, "w") as words:
-                words.write(secrets.token_hex(8))
+                words.write(os.urandom(8).hex())
 
     def _claim(self) -> Path:
         """The next free number: ``mkdir`` is atomic, also on NFS."""
@@ -205,7 +203,7 @@ class JobRoot:
         number, highest = int(folder.id), self._highest()
         if number >= highest:  # the mark stands before the folder goes
             os.close(os.open(self.path / f"{_LAST}{number}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        os.rename(folder.path, self.path / f"{_REMOVED}{number}.{secrets.token_hex(4)}")
+        os.rename(folder.path, self.path / f"{_REMOVED}{number}.{os.urandom(4).hex()}")
         for name in self._names():
             path = self.path / name
             if name.startswith(_REMOVED):
@@ -228,7 +226,7 @@ class JobRoot:
         if not _lacks(target, files):
             return target
         self.ensure()
-        temporary = target.with_name(f".{digest}.{secrets.token_hex(4)}")
+        temporary = target.with_name(f".{digest}.{os.urandom(4).hex()}")
         try:
             target.parent.mkdir(mode=0o700, exist_ok=True)
             for name, data in files.items():
@@ -283,6 +281,8 @@ def _runtime_files() -> tuple[str, dict[str, bytes]]:
     files = {f"ckruntime/{path.name}": path.read_bytes() for path in sorted(source.glob("*.py"))}
     files["__main__.py"] = _MAIN
     files["shim/clusterkernel/__init__.py"] = _SHIM
+    import hashlib
+
     digest = hashlib.sha256()
     for name, data in sorted(files.items()):
         digest.update(f"{name} {len(data)}\n".encode() + data)

@@ -21,6 +21,8 @@ __all__ = ["Outcome", "TaskTruth"]
 # to be seen over NFS (attribute caches: 3 to 60 s; acregmin is 3 s).
 OUTCOME_GRACE: Final = 8.0
 SHELL_GRACE: Final = 0.5
+# The same for what a record could not change much: with two questions 5 s apart it makes less than 10 s.
+WORD_GRACE: Final = 4.0
 # Exit 0 and no outcome: the slowest cache there is, and then some.
 FINISHING_GRACE: Final = 90.0
 # A signal from outside ended it, and only the platform knows why: until it says so (its epilog may run first).
@@ -50,10 +52,12 @@ _DECISIVE: Final = {
     JobState.TIMED_OUT,
     JobState.OUT_OF_MEMORY,
 }
+# With these a platform, or its want of memory, ends a job: HUP, INT, KILL, TERM. A payload dies of others by itself.
+_FROM_OUTSIDE: Final = frozenset({1, 2, 9, 15})
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A supervisor's last record."""
+    """A supervisor's last record. `overtime`: its time limit was over."""
 
     state: JobState
     reason: str = ""
@@ -63,6 +67,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     result: str = "none"
     outputs: dict[str, dict[str, Any]] = {}
     retry: bool = False
+    overtime: bool = False
     t: float = 0.0
 
 
@@ -77,7 +82,7 @@ class TaskTruth:
         Whether the platform tells more than the supervisor about a violent end.
     """
 
-    def __init__(self, world: int, *, judge: bool = True, unknown_grace: float = OUTCOME_GRACE) -> None:
+    def __init__(self, world: int, *, judge: bool = True, unknown_grace: float = WORD_GRACE) -> None:
         self.world = world
         self.judge = judge
         self.unknown_grace = unknown_grace
@@ -134,7 +139,7 @@ class TaskTruth:
             return
         if seen.state is None:
             if fresh:
-                self._unknown += 1
+                self._unknown += seen.times
                 self._unknown_reason = seen.reason
                 if self._unknown_since is None:
                     self._unknown_since = now
@@ -164,8 +169,8 @@ class TaskTruth:
 
     @property
     def told_end(self) -> bool:
-        """Whether the platform told an end that no supervisor explains yet: the batch shell's record may."""
-        return not self.state.terminal and not self._outcomes and self._told_end is not None
+        """Whether the platform told an end, or knows no such job, and no supervisor explains it: the shell may."""
+        return not self.state.terminal and not self._outcomes and (self._told_end is not None or self._unknown > 0)
 
     def shell(self, record: Mapping[str, Any], now: float) -> None:
         """The batch shell's own last record; it is all there is of what ended before Python.
@@ -216,8 +221,10 @@ class TaskTruth:
         told = self._told if self._told_end is not None else None
         if violent:
             self._violent_end(told, now, cancelled)
-        elif told is not None:
-            self._told_without_outcome(told, now, cancelled)
+        elif told is not None and self._told_end is not None:
+            self._told_without_outcome(told, self._told_end, now, cancelled)
+        elif self._unknown_since is not None and self._shell:
+            self._told_without_outcome(_word_of(self._shell), self._unknown_since, now, cancelled)
         elif self._forgotten(now):
             if cancelled:
                 self._finish(JobState.CANCELLED, "It was cancelled.", from_platform=True)
@@ -225,7 +232,7 @@ class TaskTruth:
                 why = self._unknown_reason or "It ended without a word."
                 self._finish(JobState.DIED, why, from_platform=True)
             elif not self._fall_back():
-                why = "The platform no longer knows the job, and it left no outcome."
+                why = "The platform no longer knows the job, which never started: cancelled while it waited, maybe."
                 self._finish(JobState.LOST, why, from_platform=True)
         self._watch_silence(now)
 
@@ -240,21 +247,27 @@ class TaskTruth:
         outcome = self._chosen()
         from_outside = outcome.state is JobState.CANCELLED
         grace = VERDICT_GRACE if from_outside else OUTCOME_GRACE
+        forgotten = self._unknown >= UNKNOWN_ANSWERS
         if cancelled and (from_outside or outcome.signum is not None):
             self._finish(JobState.CANCELLED, "It was cancelled.", outcome.exit_code, outcome.signum)
         elif told is not None and told.state not in (JobState.SUCCEEDED, JobState.FAILED, JobState.DIED):
             self._end_by_platform(told, outcome)
-        elif not self.judge or told is not None or self._forgotten(now) or now - self._first_bad >= grace:
-            self._finish(JobState.DIED, outcome.reason, outcome.exit_code, outcome.signum, from_platform=self.judge)
-        else:
+        elif self.judge and told is None and not forgotten and now - self._first_bad < grace:
             self._move(JobState.FINISHING, outcome.reason)
+        else:
+            state, reason = JobState.DIED, outcome.reason
+            if from_outside and told is None and outcome.overtime:
+                state, reason = JobState.TIMED_OUT, f"Its time was over. {outcome.reason}"
+            elif from_outside and told is None and forgotten and self.judge:
+                # It was the platform's signal, and not a limit's.
+                state, reason = JobState.CANCELLED, f"{outcome.reason} The platform no longer tells why."
+            self._finish(state, reason, outcome.exit_code, outcome.signum, from_platform=self.judge)
 
-    def _told_without_outcome(self, told: Observation, now: float, cancelled: bool) -> None:
-        assert self._told_end is not None
-        waited = now - self._told_end
+    def _told_without_outcome(self, told: Observation, since: float, now: float, cancelled: bool) -> None:
+        waited = now - since
         if told.state is JobState.SUCCEEDED:
             # While its supervisor is heard it lives, whatever ended well: a copy that was turned away, maybe.
-            if now - max(self._told_end, self._heard or self._told_end) >= FINISHING_GRACE:
+            if now - max(since, self._heard or since) >= FINISHING_GRACE:
                 if self._is_of_before(told) and self._fall_back():
                     return
                 why = "It ended with exit code 0, but left no outcome."
@@ -270,7 +283,9 @@ class TaskTruth:
         last_word = bool(self._shell) and now - self._shell_at >= (
             SHELL_GRACE if self.world == 1 else OUTCOME_GRACE / 2
         )
-        if waited >= OUTCOME_GRACE or never or last_word:
+        # Of an exit code the records know more; a shell that was killed, or what the platform ended, left none.
+        coded = told.state is JobState.FAILED or (told.state is JobState.DIED and told.exit_code is not None)
+        if waited >= (OUTCOME_GRACE if coded else WORD_GRACE) or never or last_word:
             if cancelled and told.state in (JobState.DIED, JobState.FAILED):
                 told = msgspec.structs.replace(told, state=JobState.CANCELLED, reason="It was cancelled.")
             elif told.state in (JobState.FAILED, JobState.DIED) and self._is_of_before(told) and self._fall_back():
@@ -303,7 +318,8 @@ class TaskTruth:
             return
         if chosen.state is JobState.SUCCEEDED and not complete:
             return
-        if chosen.state in _DECISIVE:
+        by_itself = chosen.state is JobState.DIED and chosen.signum not in _FROM_OUTSIDE
+        if chosen.state in _DECISIVE or (by_itself and complete):
             self._finish(chosen.state, chosen.reason, chosen.exit_code, chosen.signum)
         elif self._first_bad is None:
             self._first_bad = now
@@ -373,3 +389,17 @@ class TaskTruth:
             self.stale_since = None
 
     _told: Observation = Observation(task=0, state=None)
+
+
+def _word_of(shell: Mapping[str, Any]) -> Observation:
+    """What the batch shell's record says of the end, where the platform has forgotten it."""
+    code = shell.get("exit_code")
+    if not isinstance(code, int):
+        return Observation(task=0, state=JobState.DIED, reason="It ended without a word.")
+    if code == 0:
+        return Observation(task=0, state=JobState.SUCCEEDED, exit_code=0)
+    if code > 128:  # how a shell says that what it ran was killed
+        reason = f"What the batch shell ran was killed by signal {code - 128}."
+        return Observation(task=0, state=JobState.DIED, reason=reason, exit_code=code, signum=code - 128)
+    what = "A setup line ended the script" if shell.get("phase") == "setup" else "It ended"
+    return Observation(task=0, state=JobState.FAILED, reason=f"{what} with exit code {code}.", exit_code=code)

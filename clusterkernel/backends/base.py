@@ -84,7 +84,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
     `state` is its own view: that of a job whose code failed is FAILED or DIED
     as far as the platform can tell. ``None`` means that it answered well and
-    does not know the task.
+    does not know the task; it was asked so many `times` for it.
     """
 
     task: int
@@ -94,6 +94,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
     exit_code: int | None = None
     signum: int | None = None
+    times: int = 1
 
 
 class Backend(Protocol):

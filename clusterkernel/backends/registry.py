@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import functools
 import importlib
-from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from clusterkernel.backends.base import Backend
 from clusterkernel.errors import BackendError, SpecError, nearest
 
-__all__ = ["GROUP", "get", "names"]
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = ["BUILT_IN", "GROUP", "get", "names"]
 
 GROUP: Final = "clusterkernel.backends"
 BUILT_IN: Final = MappingProxyType(
@@ -28,6 +30,8 @@ BUILT_IN: Final = MappingProxyType(
 
 
 def _plugins() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # brings the e-mail parser along: 20 ms that loading must not cost
+
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 

@@ -7,7 +7,7 @@ display would land in whichever cell runs now.
 from __future__ import annotations
 
 import math
-import secrets
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ class _Card:
 
     def __init__(self, job: Job | JobArray) -> None:
         self.job = job
-        self.display_id = secrets.token_hex(16)
+        self.display_id = os.urandom(16).hex()
         self.bound: tuple[str, ...] = ()
         self.note = ""
         self.dirty = False

@@ -24,7 +24,7 @@ _NEWEST: Final = 30
 
 def greeting() -> str:
     """Which backends are here, and what became of jobs since the last kernel."""
-    found = [name for name in registry.names() if _found(name)]
+    found = [name for name in registry.BUILT_IN if _found(name)]
     line = f"clusterkernel: {_and(found)} found."
     try:
         return line + _since_last(default_root())

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 
-from . import events, processes
+from . import events, processes, verdict
 from .context import Context, read_json
 from .supervisor import Supervisor
 
@@ -55,6 +55,12 @@ class _Supervisor(Supervisor):
     def _listen(self):
         Supervisor._listen(self)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _TOLD)
+
+    def _run_step(self, step):
+        self._drain_signals()
+        if self.ended_by:
+            return verdict.outcome("CANCELLED", verdict.by_signal(self.ended_by), signum=self.ended_by)
+        return Supervisor._run_step(self, step)
 
 
 class Runner(object):

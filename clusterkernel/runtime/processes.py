@@ -1,6 +1,5 @@
 """Starting and ending trees of processes on Linux."""
 
-import ctypes
 import os
 import signal
 import time
@@ -12,6 +11,8 @@ _KILL_PATIENCE = 5.0
 
 
 def _prctl(option, value):
+    import ctypes
+
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 

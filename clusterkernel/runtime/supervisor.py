@@ -125,7 +125,9 @@ class Supervisor(object):
 
     def _open_output(self):
         os.makedirs(self.context.process_dir, 0o700, exist_ok=True)
-        self._files = {name: self._append(name) for name in ("stdout", "stderr", "order", "metrics.jsonl", "usage.jsonl")}
+        self._files = {
+            name: self._append(name) for name in ("stdout", "stderr", "order", "metrics.jsonl", "usage.jsonl")
+        }
 
     def _append(self, name):
         path = os.path.join(self.context.process_dir, name)

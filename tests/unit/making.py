@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from clusterkernel import fields, spec
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
 from clusterkernel.records import JobRecord, PayloadSummary, identity
+from clusterkernel.runtime import events
 
-__all__ = ["CEILING", "NASTY", "Forked", "as_nobody", "job", "python", "record", "until"]
+__all__ = ["CEILING", "NASTY", "Forked", "as_nobody", "job", "python", "record", "records", "runtime", "until"]
 
 # How long an event may take on a busy machine before the test has failed.
 CEILING = 60.0
@@ -128,3 +129,26 @@ def as_nobody(call: Callable[[], object]) -> str:
         return call()
 
     return Forked(drop).said()
+
+
+def runtime(*arguments: str, constants: Mapping[str, float] = {}, **about: Any) -> subprocess.Popen[str]:
+    """A part of the runtime as a job starts it; `constants` are the supervisor's, so that a test need not wait."""
+    code = (
+        "import json, sys\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "from ckruntime import cli, supervisor\n"
+        "vars(supervisor).update(json.loads(sys.argv[2]))\n"
+        "cli.main(sys.argv[3:])\n"
+    )
+    where = str(JobRoot().runtime())
+    environment = {**os.environ, "SLURM_JOB_ID": "77", **about.pop("env", {})}
+    about = {"stderr": subprocess.PIPE, "env": environment, **about}
+    return python(code, where, msgspec.json.encode(dict(constants)).decode(), *arguments, **about)
+
+
+def records(
+    folder: JobFolder, kind: str = "", *, task: int = 0, rank: int = 0, attempt: int = 0
+) -> list[dict[str, Any]]:
+    """What a process's supervisor wrote down, of one kind where it is named."""
+    found = events.read(str(folder.events(attempt, task, rank)))
+    return [record for record in found if kind in ("", record["kind"])]

@@ -74,6 +74,7 @@ class Story:
 
 
 GRACE = truth.OUTCOME_GRACE
+WORD = truth.WORD_GRACE
 LONG = truth.FINISHING_GRACE
 
 
@@ -167,8 +168,9 @@ def test_the_platform_tells_the_end(told: JobState, before: JobState, running: J
         story.started()
     story.told(told, "Why.", exit_code=7, signum=9)
     if ran:
+        grace = GRACE if told in (S.FAILED, S.DIED) else WORD
         assert story.state is S.FINISHING, "an outcome may be on its way"
-        story.after(GRACE - 0.1)
+        story.after(grace - 0.1)
         assert story.state is S.FINISHING
     story.after(GRACE)
     assert story.state is (running if ran else before)
@@ -200,7 +202,7 @@ def test_a_copy_that_was_turned_away_ends_nothing() -> None:
 
 
 def test_an_end_that_the_platform_takes_back_is_none() -> None:
-    story = Story().started().told(S.NODE_LOST).after(GRACE - 1).told(S.RUNNING).after(GRACE)
+    story = Story().started().told(S.NODE_LOST).after(WORD - 1).told(S.RUNNING).after(GRACE)
     assert not story.state.terminal
 
 
@@ -275,8 +277,49 @@ def test_a_signal_that_nobody_explains_is_a_death() -> None:
     story = Story().started().outcome(S.CANCELLED, reason="It was ended by SIGTERM (15).", signum=15)
     story.after(truth.VERDICT_GRACE)
     assert (story.state, story.task.reason) == (S.DIED, "It was ended by SIGTERM (15).")
-    forgotten = Story().started().outcome(S.CANCELLED, signum=15).told(None).after(GRACE).told(None)
-    assert forgotten.state is S.DIED
+
+
+def test_a_signal_that_the_platform_has_forgotten_was_its_own() -> None:
+    said = "It was ended by SIGTERM (15)."
+    forgotten = Story().started().outcome(S.CANCELLED, reason=said, signum=15).told(None)
+    assert forgotten.state is S.FINISHING
+    forgotten.told(None)
+    assert (forgotten.state, forgotten.task.reason) == (S.CANCELLED, f"{said} The platform no longer tells why.")
+    late = Story().started().outcome(S.CANCELLED, reason=said, signum=15, overtime=True).told(None).told(None)
+    assert (late.state, late.task.reason) == (S.TIMED_OUT, f"Its time was over. {said}")
+    assert Story().started().outcome(S.DIED, signum=9).told(None).told(None).state is S.DIED
+
+
+@pytest.mark.parametrize("about", [{"exit_code": 9}, {"signum": 11}])
+def test_a_payload_that_dies_by_itself_is_told_at_once(about: dict[str, int]) -> None:
+    story = Story().started().outcome(S.DIED, reason="Why.", **about)
+    assert (story.state, story.task.reason) == (S.DIED, "Why.")
+    assert not story.task.from_platform
+    several = Story(world=2).started(0).started(1).outcome(S.DIED, rank=1, **about)
+    assert several.state is S.FINISHING, "another rank may have caused it"
+    assert several.outcome(S.FAILED, rank=0, reason="ValueError").state is S.FAILED
+
+
+@pytest.mark.parametrize(
+    ("code", "phase", "ran", "state", "reason"),
+    [
+        (1, "setup", False, S.LAUNCH_FAILED, "A setup line ended the script with exit code 1."),
+        (127, "launch", False, S.LAUNCH_FAILED, "It ended with exit code 127."),
+        (137, "launch", True, S.DIED, "What the batch shell ran was killed by signal 9."),
+        (1, "launch", True, S.DIED, "It ended with exit code 1."),
+        ("?", "launch", True, S.DIED, "It ended without a word."),
+        (0, "launch", True, S.FINISHING, "It ended; its outcome is not visible yet."),
+    ],
+)
+def test_the_batch_shell_tells_what_the_platform_has_forgotten(
+    code: Any, phase: str, ran: bool, state: JobState, reason: str
+) -> None:
+    story = Story().started() if ran else Story()
+    story.told(None)
+    assert story.task.told_end, "now is the time to look for the shell's record"
+    story.task.shell({"phase": phase, "exit_code": code}, story.now)
+    story.after(truth.SHELL_GRACE)
+    assert (story.state, story.task.reason) == (state, reason)
 
 
 def test_a_payload_that_was_killed_is_told_soon() -> None:
@@ -319,12 +362,12 @@ def test_an_answer_that_was_counted_already_counts_once() -> None:
 
 
 def test_twice_unknown_is_the_end_after_a_while() -> None:
-    story = Story().told(None).after(GRACE - 1).told(None)
+    story = Story().told(None).after(WORD - 1).told(None)
     assert story.state is S.QUEUED, "a record may be on its way"
     story.after(1)
     assert (story.state, story.task.reason) == (
         S.LOST,
-        "The platform no longer knows the job, and it left no outcome.",
+        "The platform no longer knows the job, which never started: cancelled while it waited, maybe.",
     )
     story = (
         Story()
@@ -344,7 +387,7 @@ def test_a_word_in_between_starts_the_count_again() -> None:
 
 
 def test_an_outcome_ends_the_waiting() -> None:
-    assert Story().started().told(None).told(None).after(GRACE - 1).outcome(S.SUCCEEDED).state is S.SUCCEEDED
+    assert Story().started().told(None).told(None).after(WORD - 1).outcome(S.SUCCEEDED).state is S.SUCCEEDED
 
 
 # -- silence ------------------------------------------------------------------------------------
@@ -509,7 +552,10 @@ def test_what_comes_after_the_end_is_ignored() -> None:
 def test_an_end_that_was_kept_is_taken() -> None:
     task = TaskTruth(1)
     task.records(
-        0, 0, [{"t": 5.0, "kind": "started", "host": "cpu1"}, {"kind": "outcome", "state": "DIED", "t": 7.0}], 100.0
+        0,
+        0,
+        [{"t": 5.0, "kind": "started", "host": "cpu1"}, {"kind": "outcome", "state": "DIED", "signum": 9, "t": 7.0}],
+        100.0,
     )
     task.restore(End(state=S.TIMED_OUT, reason="Its time was over.", signum=15, time=9.0))
     assert (task.state, task.reason, task.signum, task.ended) == (S.TIMED_OUT, "Its time was over.", 15, 9.0)
