@@ -166,6 +166,17 @@ class JobFolder:
         """Keep how the task ended: the platform forgets."""
         write_atomic(self.path / "ends" / f"{task}.json", msgspec.json.encode(end))
 
+    def holder(self, task: int = 0) -> str:
+        """The platform's id of the copy that won the right to run; empty before one did.
+
+        To be looked up only once something says that a copy has run: a look
+        that comes too early may make the claim invisible for a minute (NFS).
+        """
+        try:
+            return str(json.loads(_read(self.path / "claims" / str(task)) or b"{}").get("platform_id", ""))
+        except (OSError, ValueError, AttributeError):
+            return ""
+
     def delivered(self) -> bool:
         """Whether a notebook got what the job made."""
         return bool(_read(self.path / "delivered.json"))

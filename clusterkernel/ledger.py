@@ -161,10 +161,10 @@ class Ledger:
     # -- the platform's answers -----------------------------------------------
 
     @contextlib.contextmanager
-    def _turn(self, backend: str) -> Iterator[bool]:
-        """Whether it is this process's turn to ask; never waits, and is free again when the holder dies."""
+    def turn(self, what: str) -> Iterator[bool]:
+        """Whether it is this process's turn to do it; never waits, and is free again when the holder dies."""
         self._base.parent.mkdir(mode=0o700, exist_ok=True)  # folders of temporary files are swept
-        file = os.open(f"{self._base}.{backend}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        file = os.open(f"{self._base}.{what}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -209,7 +209,7 @@ class Ledger:
         asked = self._run("SELECT at FROM asked WHERE backend = ?", (backend,))
         due = not asked or not 0 <= now - asked[0][0] < max_age
         if due:
-            with self._turn(backend) as mine:
+            with self.turn(backend) as mine:
                 asked = self._run("SELECT at FROM asked WHERE backend = ?", (backend,)) if mine else asked
                 if mine and not (asked and 0 <= time.time() - asked[0][0] < max_age):
                     self._run("INSERT OR REPLACE INTO asked VALUES (?, ?)", (backend, time.time()))

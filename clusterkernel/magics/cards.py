@@ -207,3 +207,4 @@ class Cards:
         with self._condition:
             if card.final and not card.dirty and not self._expects(card.job.id) and card in self._live:
                 self._live.remove(card)
+                self._condition.notify()

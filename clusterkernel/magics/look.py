@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from clusterkernel.jobs import Job
     from clusterkernel.magics.extension import ClusterKernel
 
-__all__ = ["DETAILS", "jobs_of", "one_job", "single", "tasks_of"]
+__all__ = ["DETAILS", "follow", "jobs_of", "one_job", "single", "tasks_of"]
 
 _RECENT: Final = 20
 _LINES: Final = 200
@@ -107,7 +107,7 @@ def logs(kernel: ClusterKernel, args: argparse.Namespace) -> None:
     rank = number(args.rank, "--rank", 0)
     lines = number(args.lines, "-n", _LINES)
     if args.follow:
-        _follow(job, stream, rank, lines)
+        follow(job, stream, rank, lines)
         return
     text = job.logs(lines or None, stream=stream, rank=rank)
     if text:
@@ -120,7 +120,7 @@ def logs(kernel: ClusterKernel, args: argparse.Namespace) -> None:
         )
 
 
-def _follow(job: Job, stream: str, rank: int, lines: int) -> None:
+def follow(job: Job, stream: str, rank: int, lines: int) -> None:
     """Print on this thread until the job ends."""
     budget, skipped, at = float(_BURST), 0, time.monotonic()
     with interruptible([job]):

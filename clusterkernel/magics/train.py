@@ -18,8 +18,8 @@ from IPython.core.error import UsageError
 from clusterkernel import spec
 from clusterkernel.errors import SubmissionError
 from clusterkernel.magics.commands import Details
-from clusterkernel.magics.look import tasks_of
-from clusterkernel.magics.notebook import interactive, notebook_path
+from clusterkernel.magics.look import follow, tasks_of
+from clusterkernel.magics.notebook import in_kernel, interactive, notebook_path
 from clusterkernel.magics.options import Option, field_options
 from clusterkernel.magics.values import Values
 from clusterkernel.magics.waiting import WaitStopped, interruptible, wait_for
@@ -145,6 +145,8 @@ def follow_up(kernel: ClusterKernel, made: Job | JobArray, *, as_name: str = "",
     if interrupted is not None:
         raise interrupted
     if wait:
+        if len(jobs) == 1 and not in_kernel(kernel.shell):
+            follow(jobs[0], "both", 0, 0)  # a terminal has no card that could show it
         finish(kernel, jobs)
     return made
 
@@ -278,14 +280,15 @@ def settle(job: Job) -> None:
     finally:
         job.remove_state_callback(tell)
     if job.state.terminal and (why := job.folder.refused()):
-        raise SubmissionError(f"Job {job.id} was refused: {why}")
+        raise SubmissionError(f"Job {job.id}: {why}")
 
 
 def _dry_run(wanted: JobSpec, artefact: Artefact) -> str:
+    from clusterkernel import submission
     from clusterkernel.executor import plan
     from clusterkernel.render import format_size
 
-    made = plan(wanted)
+    made = plan(submission.complete(wanted, title=artefact.title))
     lines = ["Nothing was sent.", "", f"Backend:  {wanted.backend}", f"Counts:   {spec.describe(wanted)}"]
     if artefact.captured:
         lines.append(f"Travels:  {format_size(sum(item.size for item in artefact.captured))} in all")
@@ -300,7 +303,7 @@ def _dry_run(wanted: JobSpec, artefact: Artefact) -> str:
     lines.append(f"Bound:    {', '.join(artefact.bind) or 'nothing (see -o)'}")
     if saved:
         lines.append(f"Saved:    {', '.join(saved)}")
-    lines += [f"Note:     {note}" for note in made.notes]
+    lines += [f"Note:     {note}" for note in (*made.notes, *artefact.notes)]
     return "\n".join([*lines, "", made.text.rstrip()])
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 
 
 def main(argv=None):
@@ -34,6 +35,7 @@ def supervise(arguments, environ):
     environ : mapping
         Slurm's variables say which process it is.
     """
+    from . import processes
     from .context import Context
     from .supervisor import Supervisor
 
@@ -53,7 +55,9 @@ def supervise(arguments, environ):
         attempt=int(environ.get("SLURM_RESTART_COUNT", 0)),
         platform_id=platform_id,
     )
-    return Supervisor(context).run()
+    began = environ.get("SLURM_JOB_START_TIME", "")  # from Slurm 23.02 on; before that, the shell's own start
+    elapsed = None if began.isdigit() else processes.age(os.getppid())
+    return Supervisor(context, began=float(began) if began.isdigit() else elapsed and time.time() - elapsed).run()
 
 
 def rank(environ):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 
 
 class Context(object):
@@ -78,7 +77,7 @@ def read_json(path):
 
 def write_json(path, value):
     """Put a JSON value into a file in one step."""
-    temporary = "%s.%s.%d.tmp" % (path, socket.gethostname(), os.getpid())
+    temporary = "%s.%s.%d.tmp" % (path, os.uname().nodename, os.getpid())
     with open(temporary, "wb") as file:
         file.write(json.dumps(value).encode("utf-8"))
     os.replace(temporary, path)

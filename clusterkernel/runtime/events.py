@@ -7,7 +7,6 @@ writer. A reader takes whole lines only, so that a torn write costs its line.
 import binascii
 import json
 import os
-import socket
 import time
 
 
@@ -24,9 +23,9 @@ class EventLog(object):
         folder = os.path.dirname(path)
         if not os.path.isdir(folder):
             os.makedirs(folder, 0o700, exist_ok=True)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._file = os.open(path, flags, 0o600)
-        self._torn = False
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        size = os.fstat(self._file).st_size
+        self._torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
 
     def write(self, kind, **fields):
         """Append one record. A disk that is full costs the record, not the job."""
@@ -92,10 +91,10 @@ def claim(path, platform_id):
     moment. A link whose answer got lost fails when sent again, although it was
     made: then the file holds our own id.
     """
-    body = json.dumps({"platform_id": platform_id, "host": socket.gethostname(), "time": time.time()})
+    body = json.dumps({"platform_id": platform_id, "host": os.uname().nodename, "time": time.time()})
     # Containers may all be process 1 of a host of the same name.
     random = binascii.hexlify(os.urandom(4)).decode()
-    temporary = "%s.%s.%d.%s.tmp" % (path, socket.gethostname(), os.getpid(), random)
+    temporary = "%s.%s.%d.%s.tmp" % (path, os.uname().nodename, os.getpid(), random)
     try:
         with open(temporary, "wb") as file:
             file.write(body.encode("utf-8"))

@@ -28,6 +28,28 @@ def die_with_parent(parent):
         os._exit(1)  # the parent ended before the call
 
 
+def hear_of_parent():
+    """This process gets a SIGCHLD when its parent ends, however that happens.
+
+    Returns
+    -------
+    int
+        The parent's pid: once `os.getppid` says another, it has ended.
+    """
+    parent = os.getppid()
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCHLD)
+    return parent
+
+
+def age(pid):
+    """For how many seconds `pid` has been running; None: no such process."""
+    began = start_time(pid)
+    if began is None:
+        return None
+    with open("/proc/uptime") as file:
+        return float(file.read().split()[0]) - float(began) / os.sysconf("SC_CLK_TCK")
+
+
 def children(pid):
     """Pids of the children of `pid`, those of its threads too."""
     found = []  # type: list

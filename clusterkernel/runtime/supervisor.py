@@ -21,12 +21,15 @@ FIRST_SAMPLE = 1.0
 GRACE = 25.0
 # For what a payload leaves behind (a torchrun that was killed leaves workers).
 LEFTOVER_GRACE = 3.0
+# A signal to a whole group may reach its processes one after another.
+SIGNAL_LAG = 0.05
 _CHUNK = 1 << 16
 # One record for each chunk of output, so that the two streams can be read in the
 # order in which they were written: "o" or "e", bytes, Unix time.
 ORDER = struct.Struct("<cId")
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_ABANDONED = "What had started its supervisor was killed: the batch shell, or Slurm's own process on the node."
 _RETRIED = ("FAILED", "DIED", "OUT_OF_MEMORY")
 
 
@@ -39,15 +42,19 @@ class Supervisor(object):
         Which process of which job.
     time_limit : float, optional
         Seconds after which the payload is ended, where no platform does it.
+    began : float, optional
+        When the platform began to count the job's time (Unix time).
     """
 
-    def __init__(self, context, time_limit=None):
+    def __init__(self, context, time_limit=None, began=None):
         self.context = context
         self.time_limit = time_limit
+        self.job_began = began
         self.log = None
         self.ended_by = None  # the signal that we were sent
         self.timed_out = False
         self.superseded = False
+        self.abandoned = False
         self._kill_at = None
         self._child = None
         self._parser = None
@@ -72,6 +79,7 @@ class Supervisor(object):
             return 0
         self.log = events.EventLog(self.context.events_path)
         self._listen()
+        self._parent = processes.hear_of_parent()
         processes.become_subreaper()
         self._open_output()
         self._oom_before = processes.oom_kills()
@@ -89,7 +97,7 @@ class Supervisor(object):
             self.log.write("superseded")
             return 0
         attempts = context.spec.get("recovery", {}).get("attempts", 1)
-        if outcome["state"] in _RETRIED and context.attempt + 1 < attempts:
+        if outcome["state"] in _RETRIED and context.attempt + 1 < attempts and not self.abandoned:
             outcome["retry"] = True
         self.log.write("outcome", **outcome)
         return 0 if outcome["state"] == "SUCCEEDED" else outcome["exit_code"] or 1
@@ -166,6 +174,12 @@ class Supervisor(object):
         after = processes.oom_kills()
         out_of_memory = after is not None and after > (self._oom_before or 0)
         outcome = verdict.judge(status, report, step is not None, self.timed_out, self.ended_by, out_of_memory)
+        if outcome["state"] == "CANCELLED" and self._is_over_time():
+            outcome["overtime"] = True
+        if self.abandoned and outcome["state"] != "SUCCEEDED":
+            outcome.update(state="DIED", reason=_ABANDONED, signum=int(signal.SIGKILL))
+        elif outcome["state"] == "DIED" and step is None and verdict.disk_is_full(self.context.process_dir):
+            outcome["reason"] += " The disk of the job's folder is full."
         if outcome["state"] == "SUCCEEDED" and step and step.get("once"):
             self.log.write("step", name=step["name"])
         return outcome
@@ -220,7 +234,7 @@ class Supervisor(object):
                 os.environ["PYTHONUNBUFFERED"] = "1"
                 os.execvp(argv[0], argv)
         except OSError as error:
-            os.write(2, ("cannot start %s: %s\n" % (argv[0] if argv else "the payload", error)).encode())
+            os.write(2, ("%s: %s\n" % ("cannot start %s" % argv[0] if argv else "the payload", error)).encode())
         except BaseException:  # nothing may return into the supervisor's own code
             import traceback
 
@@ -284,6 +298,8 @@ class Supervisor(object):
                 self._end(signal.SIGKILL)
         for number in readers:
             os.close(number)
+        if status and not self.ended_by and select.select([self._wakeup], [], [], SIGNAL_LAG)[0]:
+            self._forward()  # one signal to the whole group may reach the payload before us
         if self._parser:
             self._parse("close", time.time())
             self._parser = None
@@ -353,6 +369,8 @@ class Supervisor(object):
     def _forward(self):
         for signum in set(os.read(self._wakeup, 4096)):
             if signum == signal.SIGCHLD:
+                if os.getppid() != self._parent and not self.abandoned:
+                    self._abandon()
                 continue
             self.log.write("signal", signum=signum)
             if signum in _ENDING:
@@ -360,6 +378,18 @@ class Supervisor(object):
                 self._end(signum)
             else:
                 self._signal_group(signum)
+
+    def _abandon(self):
+        """What had started us was killed: the platform takes the job for dead, and gives its place to others."""
+        self.abandoned = True
+        self.log.write("abandoned")
+        self._signal_group(signal.SIGTERM)
+        self._kill_at = min(self._kill_at or time.time() + GRACE, time.time() + LEFTOVER_GRACE)
+
+    def _is_over_time(self):
+        """Whether the time that the job asked for is over; Slurm counts whole minutes."""
+        limit = self.context.spec.get("schedule", {}).get("time")
+        return bool(limit and self.job_began) and time.time() - self.job_began >= -(-limit // 60) * 60
 
     def _end(self, signum):
         self._signal_group(signum)
@@ -388,6 +418,9 @@ class Supervisor(object):
             self._drain_signals()
             if self.ended_by:
                 return verdict.outcome("CANCELLED", verdict.by_signal(self.ended_by), signum=self.ended_by)
+            if os.getppid() != self._parent:
+                self.abandoned = True
+                return verdict.outcome("DIED", _ABANDONED, signum=int(signal.SIGKILL))
             if time.time() >= beat:
                 beat = time.time() + HEARTBEAT
                 self.log.write("heartbeat")

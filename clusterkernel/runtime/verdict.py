@@ -76,6 +76,14 @@ def _of_command(code):
     return outcome("FAILED", "Exit code %d." % code, code)
 
 
+def disk_is_full(folder):
+    """Whether nothing more can be written there."""
+    try:
+        return os.statvfs(folder).f_bavail == 0
+    except OSError:
+        return False
+
+
 def read_report(process_dir):
     """What the payload's process, or the ranks under its launcher, said of how it went.
 

@@ -146,7 +146,7 @@ def assigns(source: str) -> str:
         ("def a(): b()\nif x: a()\ndef b(): return c\na()\nc = 1", "b c x"),
         ("while g():\n  def g(): return late\nelse:\n  late = 1", "g late"),
         ("for i in r:\n  if i: f()\n  def f(): return late\nlate = 1", "f late r"),
-        ("for i in r:\n  def f(): return late\n  late = 1\n  f()", "r"),
+        ("for i in r:\n  def f(): return late\n  late = 1\n  f()", "late r"),
         ("f = lambda: late()\nlate = 1\nf()", ""),
         ("fs = [lambda: late()]\nlate = 1", "late"),
         ("def f(): return late\neval('f()')\nlate = 1", "late"),
