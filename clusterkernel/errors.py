@@ -12,6 +12,7 @@
     ├── PendingError (NameError)             a name that a job has yet to deliver was used
     ├── BackendError                         the platform said no
     │   ├── BackendUnavailable               it is not here, or does not answer
+    │   │   └── LimitReached                 it takes no more jobs at present
     │   └── SubmissionError                  it refused the job
     └── JobError (RuntimeError)              a job ended otherwise than well
         ├── JobFailed                        the user's code raised or exited non-zero
@@ -43,6 +44,7 @@ __all__ = [
     "JobRootError",
     "JobTimedOut",
     "LaunchFailed",
+    "LimitReached",
     "NodeLost",
     "PayloadError",
     "PendingError",

@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from clusterkernel import loading, logs, spec, watcher
+from clusterkernel import jobview, loading, logs, spec, watcher
 from clusterkernel.errors import (
     BackendUnavailable,
     ClusterKernelError,
@@ -24,7 +21,7 @@ from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
 from clusterkernel.records import JobRecord
 from clusterkernel.states import JobState
-from clusterkernel.truth import Outcome
+from clusterkernel.truth import Outcome, TaskTruth
 from clusterkernel.views import JobView
 
 if TYPE_CHECKING:
@@ -33,9 +30,6 @@ if TYPE_CHECKING:
     from clusterkernel.arrays import JobArray
 
 __all__ = ["Job", "of_folder"]
-
-_TAIL_LINES: Final = 20
-_METRICS_TAIL: Final = 1 << 16
 
 
 class Job(concurrent.futures.Future[Any]):
@@ -277,6 +271,11 @@ class Job(concurrent.futures.Future[Any]):
         return loading.results_of(self)
 
     @property
+    def truth(self) -> TaskTruth:
+        """All that is known of it at this moment."""
+        return self._truth
+
+    @property
     def outcome(self) -> Outcome | None:
         """The record with which the job's own supervisor ended it, where it could."""
         return self._truth.outcome
@@ -371,61 +370,17 @@ class Job(concurrent.futures.Future[Any]):
                 records += frames.read_records(path)[0]
         return records
 
-    def _latest(self) -> tuple[tuple[float, float] | None, dict[str, float]]:
-        """Progress and the last value of each metric, from the end of the first process's records."""
-        progress, latest = None, {}
-        for record in _last_records(self.out() / "metrics.jsonl"):
-            if record.get("source") == "progress":
-                progress = (float(record["done"]), float(record["total"]))
-            else:
-                for key in ("step", "epoch"):
-                    if record.get(key) is not None:
-                        latest[key] = float(record[key])
-                latest.update(record.get("values", {}))
-        return progress, latest
-
     def progress(self) -> tuple[float, float] | None:
         """Done and total, where it says so."""
-        return self._latest()[0]
+        return jobview.latest(self)[0]
 
     def latest(self) -> dict[str, float]:
         """The last value of each metric."""
-        return self._latest()[1]
+        return jobview.latest(self)[1]
 
-    def summary(self, *, tail: int = _TAIL_LINES) -> JobView:
-        """All that a card shows of it."""
-        truth, outcome = self._truth, self._truth.outcome
-        told = (outcome.error if outcome else None) or {}
-        begun = truth.started is not None
-        progress, latest = self._latest() if begun else (None, {})
-        error = f"{told.get('type')}: {told.get('message')}" if told else ""
-        return JobView(
-            id=self.id,
-            name=self.name,
-            state=truth.state,
-            backend=self.backend,
-            reason=truth.reason,
-            platform_id=self.platform_id or "",
-            title=self.record.payload.title,
-            counts=spec.describe(self.spec),
-            nodes=self.spec.resources.nodes,
-            gpus=self.spec.gpus,
-            node=truth.node,
-            created=self.record.created,
-            started=truth.started,
-            ended=truth.ended,
-            stale_since=self.stale_since,
-            attempt=truth.attempt,
-            exit_code=truth.exit_code,
-            progress=progress,
-            latest=latest,
-            outputs=loading.output_views(self),
-            bind=self.record.payload.bind,
-            error=error,
-            traceback=str(told.get("traceback") or ""),
-            tail=self.logs(tail) if begun and tail else "",
-            folder=str(self.folder.path),
-        )
+    def summary(self, *, tail: int = jobview.TAIL_LINES) -> JobView:
+        """All that a card shows of it, with the last `tail` lines that it printed."""
+        return jobview.summary(self, tail)
 
     def rerun(self, changes: Mapping[str, Any] | None = None, **fields: object) -> Job:
         """Run the same again, or the same with changes.
@@ -442,26 +397,6 @@ class Job(concurrent.futures.Future[Any]):
         again = submission.rerun(self, changes or {}, fields)
         assert isinstance(again, Job)
         return again
-
-
-def _last_records(path: Path) -> list[dict[str, Any]]:
-    try:
-        with open(path, "rb") as file:
-            start = max(0, os.fstat(file.fileno()).st_size - _METRICS_TAIL)
-            file.seek(start)
-            data = file.read()
-    except FileNotFoundError:
-        return []
-    lines = data.split(b"\n")[1 if start else 0 : -1]
-    records = []
-    for line in lines:
-        try:
-            record = msgspec.json.decode(line)
-        except msgspec.DecodeError:
-            continue  # NaN and infinities are beyond JSON: the card can do without
-        if isinstance(record, dict):
-            records.append(record)
-    return records
 
 
 def _with_patience(call: Callable[[], None], backend: str, patience: float = 30.0) -> None:

@@ -10,10 +10,11 @@ from clusterkernel.records import JobRecord, Submission
 from clusterkernel.runtime import events
 from clusterkernel.runtime.processes import start_time
 
-__all__ = ["WITHDRAWN", "in_part", "merged", "orphaned", "rescue", "unsent", "withdraw"]
+__all__ = ["CANCELLED", "WITHDRAWN", "in_part", "merged", "of_holder", "orphaned", "rescue", "unsent", "withdraw"]
 
 # Who holds the claims of a job that is not to run any more.
 WITHDRAWN = "withdrawn"
+CANCELLED = "It was cancelled before it was sent."
 
 
 def orphaned(record: JobRecord) -> bool:
@@ -84,8 +85,11 @@ def rescue(folder: JobFolder, backend: Backend, why: str) -> None:
         known = merged(known, found)
         folder.write_submission(known)
     if known is not None:
-        if unsent(folder.record, known) and not folder.refused() and folder.cancel_request() is None:
-            folder.write_submission(merged(known, backend.submit(folder)))
+        if unsent(folder.record, known) and not folder.refused():
+            if folder.cancel_request() != ():
+                folder.write_submission(merged(known, backend.submit(folder)))
+            elif not withdraw(folder):
+                folder.write_refused(CANCELLED)
         return
     if not (holder := withdraw(folder)):
         folder.write_refused(why)

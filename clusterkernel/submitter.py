@@ -1,71 +1,179 @@
-"""The thread that sends jobs, so that the kernel's never waits for a controller."""
+"""The threads that send jobs, so that the kernel's never waits for a controller."""
 
 from __future__ import annotations
 
+import heapq
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from typing import Final
 
-from clusterkernel import watcher
+from clusterkernel import rescue, watcher
 from clusterkernel.backends import registry
 from clusterkernel.backends.base import Backend
-from clusterkernel.errors import BackendError, BackendUnavailable, ClusterKernelError
+from clusterkernel.errors import BackendUnavailable, ClusterKernelError, LimitReached
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
-from clusterkernel.records import Submission
 
 __all__ = ["Submitter"]
 
+# After an attempt that got no answer, doubled each time.
+_PAUSE: Final = 1.0
+_LONGEST: Final = 30.0
+# After one that met a limit of submitted jobs: others have to end first.
+_LIMIT_PAUSE: Final = 20.0
+_LOOK: Final = 0.5
+
+
+class _Item:
+    """A job that is to be sent."""
+
+    def __init__(self, folder: JobFolder, number: int) -> None:
+        self.folder = folder
+        self.number = number
+        self.due = 0.0
+        self.tried = False
+
+    def __lt__(self, other: _Item) -> bool:
+        return (self.due, self.number) < (other.due, other.number)
+
 
 class Submitter:
-    """Sends jobs, one after another, from a thread of its own.
+    """Sends jobs, those of one backend one after another from a thread of its own.
 
     A controller that does not answer is asked again, but only after a look for
     the job by its key: a submission whose answer got lost is not sent twice.
+    What meets a limit of submitted jobs is tried again while the others go on.
     """
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="clusterkernel-submit")
-        self._stopped = threading.Event()
+        self._lanes: dict[str, _Lane] = {}
+        self._lock = threading.Lock()
 
-    def submit(self, folder: JobFolder) -> Future[None]:
+    def submit(self, folder: JobFolder) -> None:
         """Send the job soon; the folder says how it went."""
-        return self._pool.submit(self._send, folder)
+        with self._lock:
+            lane = self._lanes.setdefault(name := folder.record.spec.backend, _Lane(name))
+        lane.add(folder)
 
     def stop(self) -> None:
         """Give up on what is not sent yet."""
-        self._stopped.set()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for lane in self._lanes.values():
+            lane.stop()
 
-    def _send(self, folder: JobFolder) -> None:
-        pause = 1.0
-        try:
-            backend = registry.get(folder.record.spec.backend)
+
+class _Lane:
+    """The jobs of one backend, in their order.
+
+    Its thread is there while something is to be sent. A process that ends
+    waits for it, but not for a controller that is away: another kernel finds
+    out what became of such a job (see `rescue`).
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._waiting: list[_Item] = []
+        self._count = 0
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+        self._not_before = 0.0
+        self._pause = _PAUSE
+
+    def add(self, folder: JobFolder) -> None:
+        with self._changed:
+            self._count += 1
+            heapq.heappush(self._waiting, _Item(folder, self._count))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"clusterkernel-submit-{self._name}")
+                self._thread.daemon = False
+                self._thread.start()
+            self._changed.notify()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while (item := self._next()) is not None:
+            folder = item.folder
+            try:
+                again = self._send(item)
+            except ClusterKernelError as error:
+                folder.write_refused(str(error))
+            except Exception as error:
+                folder.write_refused(f"The job could not be sent: {type(error).__name__}: {error}")
+                raise
+            else:
+                if again:
+                    item.tried = True
+                    with self._changed:
+                        heapq.heappush(self._waiting, item)
+            finally:
+                watcher.watcher(JobRoot(folder.path.parent)).wake()
+
+    def _next(self) -> _Item | None:
+        """The next job whose time has come; None where none is left to be sent by this process."""
+        with self._changed:
             while True:
-                if folder.cancel_request() is not None:
-                    folder.write_refused("It was cancelled before it was sent.")
-                    return
-                try:
-                    folder.write_submission(backend.submit(folder))
-                    return
-                except BackendUnavailable as error:
-                    watcher.note(folder, f"{error} It is sent again by itself.")
-                    if self._stopped.wait(pause):
-                        raise
-                    pause = min(pause * 2, 30.0)
-                    if (found := self._find(backend, folder)) is not None:
-                        folder.write_submission(found)
-                        return
-        except ClusterKernelError as error:
-            folder.write_refused(str(error))
-        except Exception as error:
-            folder.write_refused(f"The job could not be sent: {type(error).__name__}: {error}")
-            raise
-        finally:
-            watcher.watcher(JobRoot(folder.path.parent)).wake()
-
-    @staticmethod
-    def _find(backend: Backend, folder: JobFolder) -> Submission | None:
-        try:
-            return backend.find(folder)
-        except BackendError:
+                self._drop_cancelled()
+                if not self._waiting or self._stopped:
+                    break
+                pause = max(self._waiting[0].due, self._not_before) - time.monotonic()
+                if pause <= 0:
+                    return heapq.heappop(self._waiting)
+                if not threading.main_thread().is_alive():
+                    break
+                self._changed.wait(min(pause, _LOOK))
+            self._thread = None
             return None
+
+    def _drop_cancelled(self) -> None:
+        """What was never tried and is cancelled need not wait for its turn."""
+        for item in [item for item in self._waiting if not item.tried and item.folder.cancel_request() == ()]:
+            self._waiting.remove(item)
+            item.folder.write_refused(rescue.CANCELLED)
+            watcher.watcher(JobRoot(item.folder.path.parent)).wake()
+        heapq.heapify(self._waiting)
+
+    def _send(self, item: _Item) -> bool:
+        """Try to send a job. Whether it, or a part of it, is to be tried again."""
+        backend, folder = registry.get(self._name), item.folder
+        try:
+            if item.tried:
+                # It may have been taken, or may yet be: then it is found, and cannot run where it is given up.
+                found = backend.find(folder)
+                if found is not None:
+                    folder.write_submission(rescue.merged(folder.submission(), found))
+                if folder.cancel_request() == () and not rescue.withdraw(folder):
+                    folder.write_refused(rescue.CANCELLED)
+                    return False
+            submission = folder.submission()
+            if submission is None or rescue.unsent(folder.record, submission):
+                submission = rescue.merged(submission, backend.submit(folder))
+                folder.write_submission(submission)
+        except LimitReached as error:
+            watcher.note(folder, f"{error} It is sent by itself then.")
+            item.due = time.monotonic() + _LIMIT_PAUSE
+            return True
+        except BackendUnavailable as error:
+            watcher.note(folder, f"{error} It is sent again by itself.")
+            self._not_before = time.monotonic() + self._pause
+            self._pause = min(self._pause * 2, _LONGEST)
+            return True
+        self._pause = _PAUSE
+        _keep_cancel(backend, folder)
+        if rescue.unsent(folder.record, submission):
+            item.due = time.monotonic() + _LIMIT_PAUSE
+            return True
+        return False
+
+
+def _keep_cancel(backend: Backend, folder: JobFolder) -> None:
+    """A cancel that was asked for while the job was on its way."""
+    tasks = folder.cancel_request()
+    if tasks is not None:
+        try:
+            backend.cancel(folder, tasks or None)
+        except ClusterKernelError as error:
+            watcher.note(folder, f"{error} The job ends when it starts.")

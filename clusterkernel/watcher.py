@@ -8,6 +8,7 @@ threads of their own: a controller that hangs delays no record.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -17,27 +18,32 @@ from typing import Any, Final
 
 import msgspec
 
-from clusterkernel import index
+from clusterkernel import index, rescue
 from clusterkernel.backends import registry
 from clusterkernel.backends.base import Backend, Observation
-from clusterkernel.errors import BackendError, UnknownJobError
+from clusterkernel.errors import ClusterKernelError, UnknownJobError
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
 from clusterkernel.ledger import Ledger
 from clusterkernel.records import End
 from clusterkernel.runtime import events
-from clusterkernel.runtime.processes import start_time
+from clusterkernel.states import JobState
 from clusterkernel.truth import TaskTruth
 
 __all__ = ["Tracking", "Watcher", "watcher"]
 
 _FAST: Final = 0.04
 _SLOW: Final = 1.0
+# How often the ledger is looked at for what another kernel asked the platform.
+_LOOK: Final = 0.5
+# How often what is left of an array that was sent in part is tried again.
+_RESCUE: Final = 20.0
 # How long after news of a job its records are read quickly.
 _LIVELY: Final = 30.0
 # Reading records may take this share of one core.
 _SHARE: Final = 0.1
 _ANSWERS = msgspec.json.Decoder(list[Observation])
+_LOG = logging.getLogger(__name__)
 
 
 class Tracking:
@@ -62,6 +68,7 @@ class Tracking:
         self.listeners: dict[int, list[Callable[[], None]]] = {}
         self.cancelled: tuple[int, ...] | None = None
         self.submitted = False
+        self.in_part = False
         self._offsets: dict[tuple[int, int, int], int] = {}
         self._live = set(range(record.tasks))
         self._answered = 0.0
@@ -86,7 +93,7 @@ class Tracking:
         list of int
             Tasks whose state or reason changed.
         """
-        if not self.submitted:
+        if not self.submitted or self.in_part:
             self._look_for_submission()
         if self.cancelled is None or self.cancelled:
             self.cancelled = self.folder.cancel_request()
@@ -111,13 +118,19 @@ class Tracking:
         return changed
 
     def _look_for_submission(self) -> None:
-        if self.folder.submission() is not None:
-            self.submitted = True
-            for truth in self.tasks:
-                truth.submitted()
-        elif why := self.folder.refused():
-            for truth in self.tasks:
-                truth.refused(why)
+        submission, record = self.folder.submission(), self.folder.record
+        self.submitted = submission is not None
+        unsent = rescue.unsent(record, submission)
+        self.in_part = self.submitted and bool(unsent)
+        for task in set(range(record.tasks)) - set(unsent):
+            self.tasks[task].submitted()
+        if unsent and (why := self.folder.refused()):
+            asked = self.folder.cancel_request()
+            for task in unsent:
+                if asked is not None and (not asked or task in asked):
+                    self.tasks[task].restore(End(state=JobState.CANCELLED, reason=why))
+                else:
+                    self.tasks[task].refused(why)
 
     def _read(self, attempt: int, task: int, rank: int) -> list[dict[str, Any]]:
         key = (attempt, task, rank)
@@ -140,6 +153,9 @@ class Tracking:
     def _shell(self, attempt: int, task: int) -> dict[str, Any] | None:
         # Looked up only now: a file that was sought too early may stay unseen for a minute on NFS.
         records: list[dict[str, Any]] = events.read(self.folder.shell_events(attempt, task))
+        if records and (holder := self.folder.holder(task)):
+            # A copy that was turned away wrote one too.
+            records = [record for record in records if record.get("platform_id") == holder]
         return records[-1] if records else None
 
     def _settle(self, task: int, truth: TaskTruth) -> None:
@@ -164,13 +180,14 @@ class Tracking:
                 self.tasks[task].restore(end)
                 self._live.discard(task)
 
-    def hear(self, at: float, observations: Iterable[Observation], now: float) -> None:
-        """The platform's answer, given at `at` (this host's clock)."""
-        fresh = at > self._answered
+    def hear(self, at: float, body: bytes, now: float) -> None:
+        """The platform's answer, given at `at` (this host's clock). One that was heard already says nothing."""
+        if at == self._answered:
+            return
         self._answered = at
-        for seen in observations:
+        for seen in _ANSWERS.decode(body):
             if seen.task in self._live:
-                self.tasks[seen.task].observe(seen, now, fresh=fresh)
+                self.tasks[seen.task].observe(seen, now)
 
 
 class Watcher:
@@ -193,6 +210,7 @@ class Watcher:
         self._pool: ThreadPoolExecutor | None = None
         self._polls: dict[str, Future[dict[str, tuple[float, bytes]]]] = {}
         self._polled: dict[str, float] = {}
+        self._rescues: dict[str, tuple[float, Future[None]]] = {}
         self._stopped = False
         self._waiters = 0
 
@@ -270,13 +288,14 @@ class Watcher:
                         self._thread = None
                         return
                 continue
-            self._listen_to_platforms(tracked, began)
+            try:
+                self._listen_to_platforms(tracked, began)
+            except (ClusterKernelError, OSError) as error:  # the ledger's disk, say
+                _LOG.warning("Platforms are not asked: %s", error)
             for tracking in tracked:
                 self._tell(tracking, self._scan(tracking, began))
                 if not tracking.live:
-                    with self._lock:
-                        self._tracked.pop(tracking.folder.id, None)
-                    self._own_ledger().end(tracking.folder.id)
+                    self._forget(tracking.folder.id)
             spent = time.monotonic() - began
             lively = self._waiters or any(began - tracking.news < _LIVELY for tracking in tracked)
             interval = max(_FAST if lively else _SLOW, spent / _SHARE)
@@ -295,17 +314,31 @@ class Watcher:
                 truth.note(f"Its folder cannot be read: {error}.")
             return []
 
+    def _forget(self, job: str) -> None:
+        with self._lock:
+            self._tracked.pop(job, None)
+        self._rescues.pop(job, None)
+        try:
+            self._own_ledger().end(job)
+        except (ClusterKernelError, OSError) as error:
+            _LOG.warning("The ledger does not take the end of job %s: %s", job, error)
+
     @staticmethod
     def _tell(tracking: Tracking, changed: list[int]) -> None:
         for task in [*changed, -1] if changed else ():
             for listener in list(tracking.listeners.get(task, ())):
-                listener()
+                try:
+                    listener()
+                except Exception:  # noqa: BLE001 - a callback of the user's must not end the watch
+                    _LOG.exception("A callback of job %s failed.", tracking.folder.id)
 
     def _listen_to_platforms(self, tracked: list[Tracking], now: float) -> None:
         by_backend: dict[str, list[Tracking]] = {}
         for tracking in tracked:
-            if tracking.submitted or self._orphaned(tracking):
+            if tracking.submitted:
                 by_backend.setdefault(tracking.name, []).append(tracking)
+            if not tracking.submitted or tracking.in_part:
+                self._rescue(tracking, now)
         for name, group in by_backend.items():
             poll = self._polls.get(name)
             if poll is not None and poll.done():
@@ -313,19 +346,25 @@ class Watcher:
                 if poll.exception() is None:
                     for tracking in group:
                         if (answer := poll.result().get(tracking.folder.id)) is not None:
-                            at, body = answer
-                            tracking.hear(at, _ANSWERS.decode(body), now)
-            every = group[0].backend.capabilities.poll_every
+                            tracking.hear(*answer, now)
+            every = min(_LOOK, group[0].backend.capabilities.poll_every)
             if name not in self._polls and now - self._polled.get(name, -every) >= every:
                 self._polled[name] = now
                 self._polls[name] = self._ask(name, [tracking.folder.id for tracking in group])
 
-    def _ask(self, name: str, jobs: list[str]) -> Future[dict[str, tuple[float, bytes]]]:
+    def _own_pool(self) -> ThreadPoolExecutor:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(4, thread_name_prefix="clusterkernel-poll")
+        return self._pool
+
+    def _ask(self, name: str, jobs: list[str]) -> Future[dict[str, tuple[float, bytes]]]:
+        """Look at what the platform said last, and ask it where that is too old."""
         ledger, backend = self._own_ledger(), registry.get(name)
+        asked = False
 
         def ask() -> dict[str, bytes]:
+            nonlocal asked
+            asked = True
             # About all live jobs of the user: other kernels take this answer too.
             folders = [
                 folder
@@ -334,33 +373,33 @@ class Watcher:
             ]
             return {job: msgspec.json.encode(list(seen)) for job, seen in backend.poll(folders).items()}
 
-        # Slightly less than the interval, so that one's own rhythm is never too early for oneself.
-        return self._pool.submit(ledger.answers, name, jobs, ask, max_age=backend.capabilities.poll_every * 0.9)
+        poll = self._own_pool().submit(ledger.answers, name, jobs, ask, max_age=backend.capabilities.poll_every)
+        poll.add_done_callback(lambda _: self._wake.set() if asked else None)
+        return poll
 
     def _own_ledger(self) -> Ledger:
         if self._ledger is None:
             self._ledger = Ledger(self.root.path)
         return self._ledger
 
-    def _orphaned(self, tracking: Tracking) -> bool:
-        """A job that was never submitted, whose submitter is no more: found by its key, or ended."""
-        record = tracking.folder.record
-        host, _, rest = record.submitter.partition(":")
-        pid, _, started = rest.partition(":")
-        if not pid or host != os.uname().nodename or start_time(int(pid)) == int(started):
-            return False
-        try:
-            submission = tracking.backend.find(tracking.folder)
-        except BackendError as error:
+    def _rescue(self, tracking: Tracking, now: float) -> None:
+        """A job whose sender has ended before all of it was sent: see `rescue`. One kernel at a time does it."""
+        folder, backend = tracking.folder, tracking.backend
+        due, earlier = self._rescues.get(folder.id, (now, None))
+        if now < due or (earlier is not None and not earlier.done()) or not rescue.orphaned(folder.record):
+            return
+        if earlier is not None and isinstance(error := earlier.exception(), ClusterKernelError):
             for truth in tracking.tasks:
                 truth.note(str(error))
-            return False
-        if submission is not None:
-            tracking.folder.write_submission(submission)
-            tracking.scan(time.monotonic())
-            return True
-        tracking.folder.write_refused("The kernel ended before the job was sent. Send it with %cluster_rerun.")
-        return False
+        ledger = self._own_ledger()
+
+        def run() -> None:
+            with ledger.turn("rescue") as mine:
+                if mine:
+                    rescue.rescue(folder, backend, "The kernel ended before it was sent. Send it with %cluster_rerun.")
+
+        pause = _RESCUE if tracking.in_part else backend.capabilities.poll_every
+        self._rescues[folder.id] = now + pause, self._own_pool().submit(run)
 
 
 class _Hurry:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from clusterkernel.errors import ClusterKernelError
 from clusterkernel.magics.cards import Cards
 from clusterkernel.magics.notebook import kernel_of
-from clusterkernel.magics.pending import WHOLE, Pending, job_of, still_pending
+from clusterkernel.magics.pending import WHOLE, Pending, job_of, pending_names, still_pending
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -42,7 +42,8 @@ class Deliveries:
         self._lock = threading.Lock()
         self._waiting: dict[str, list[_Delivery]] = {}
         self._ended: list[_Delivery] = []
-        self._in_cell = False
+        self._in_cell = True  # whoever makes this is in one
+        self._closed = False
         self.cards = Cards(shell, self.expects)
 
     def expects(self, job_id: str) -> bool:
@@ -54,6 +55,22 @@ class Deliveries:
         """Put placeholders for what `job` will deliver, and bind the values when it has ended."""
         delivery = _Delivery(job, {name: Pending(name, job) for name in names})
         self._shell.user_ns.update(delivery.placeholders)
+        self._await(delivery)
+
+    def adopt(self) -> None:
+        """Take over the placeholders that stand there, from an extension that was loaded before."""
+        by_job: dict[str, dict[str, Pending]] = {}
+        for name, value in pending_names(self._shell.user_ns).items():
+            by_job.setdefault(job_of(value).id, {})[name] = value
+        for placeholders in by_job.values():
+            self._await(_Delivery(job_of(next(iter(placeholders.values()))), placeholders))
+
+    def close(self) -> None:
+        """Bind nothing more."""
+        self._closed = True
+
+    def _await(self, delivery: _Delivery) -> None:
+        job = delivery.job
         with self._lock:
             self._waiting.setdefault(job.id, []).append(delivery)
         job.add_done_callback(lambda _: self._on_end(delivery))
@@ -88,7 +105,7 @@ class Deliveries:
 
     def collect(self) -> None:
         """Bind what has come; on the main thread."""
-        if threading.current_thread() is not threading.main_thread():
+        if self._closed or threading.current_thread() is not threading.main_thread():
             return
         while True:
             with self._lock:

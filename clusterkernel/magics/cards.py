@@ -143,7 +143,7 @@ class Cards:
         # On the watcher's thread: only take note.
         with self._condition:
             for card in self._live:
-                if card.job is job or card.job is job.array:
+                if card.job.id in (job.id, job.folder.id):  # its own, or its array's
                     card.dirty = True
             self._condition.notify()
         if job.state.terminal:

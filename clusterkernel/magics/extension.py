@@ -6,12 +6,14 @@ import atexit
 import functools
 import os
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from IPython.core.magic import no_var_expand
 from traitlets import Enum, Int, default
 from traitlets.config import Configurable
 
+from clusterkernel.errors import SpecError
 from clusterkernel.magics import commands, matcher
 from clusterkernel.magics.binding import Deliveries
 from clusterkernel.magics.cards import Cards
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["ClusterKernel"]
 
 _SHORT: Final = ("ck", "cluster")
+_WORDS: Final = MappingProxyType(
+    {"CLUSTERKERNEL_ON_PENDING": ("refuse", "wait"), "CLUSTERKERNEL_INTERACTIVE": ("0", "1")}
+)
 
 
 class ClusterKernel(Configurable):
@@ -47,13 +52,17 @@ class ClusterKernel(Configurable):
 
     @default("on_pending")
     def _default_on_pending(self) -> str:
-        word = os.environ.get("CLUSTERKERNEL_ON_PENDING", "")
-        return word if word in ("refuse", "wait") else "refuse"
+        return os.environ.get("CLUSTERKERNEL_ON_PENDING") or "refuse"
 
     shell: InteractiveShell
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(parent=shell)
+        for variable, words in _WORDS.items():
+            if (word := os.environ.get(variable)) and word not in words:
+                raise SpecError(
+                    f"{variable} = {word!r} is not known.", field=variable, hint=f"Set {' or '.join(words)}."
+                )
         self.shell = shell
         self.deliveries = Deliveries(shell, lambda: self.bind_limit_mb * 1_000_000)
         self.cards: Cards = self.deliveries.cards
@@ -82,11 +91,13 @@ class ClusterKernel(Configurable):
         self.shell.configurables.append(self)  # type: ignore[arg-type]
         self._matcher = matcher.install(self)
         atexit.register(self.cards.stop)
+        self.deliveries.adopt()
 
     def remove(self) -> None:
         """Take all of it out."""
         from clusterkernel import watcher
 
+        self.deliveries.close()
         self.cards.stop()
         atexit.unregister(self.cards.stop)
         matcher.remove(self, self._matcher)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from IPython.core.error import UsageError
 
 from clusterkernel import spec
@@ -114,6 +115,8 @@ def train(kernel: ClusterKernel, args: argparse.Namespace, cell: str | None) -> 
     out = names_of(args.out or (), "-o")
     as_name = names_of([args.as_name], "--as")[0] if args.as_name else ""
     wanted = spec_of(vars(args), args.profile)
+    if args.axolotl and wanted.launcher is spec.Launcher.NONE:
+        wanted = msgspec.structs.replace(wanted, launcher=spec.Launcher.TORCHRUN)  # axolotl starts its ranks so itself
     artefact = _artefact(kernel, args, cell, wanted, inputs, out)
     if args.dry_run:
         print(_dry_run(wanted, artefact))
@@ -124,6 +127,8 @@ def train(kernel: ClusterKernel, args: argparse.Namespace, cell: str | None) -> 
         from clusterkernel import submission
 
         made = submission.submit(wanted, artefact, attach_key=key, notebook=notebook_path(kernel.shell))
+        for note in artefact.notes:
+            print(f"Note: {note}")
     return follow_up(kernel, made, as_name=as_name, wait=args.wait)
 
 
@@ -209,11 +214,11 @@ def _artefact(
             raise UsageError("--axolotl takes neither -i nor -o: its cell is a configuration and holds no names.")
         from clusterkernel.payload import axolotl
 
-        return axolotl.build(cell, launcher=wanted.launcher.value)
+        return axolotl.build(cell, launcher=wanted.launcher)
     from clusterkernel.magics.reach import reach
     from clusterkernel.payload import cell as cells
 
-    if (error := kernel.guard.missing(reach(cell, shell.user_ns))) is not None:
+    if (error := kernel.guard.missing([*reach(cell, shell.user_ns), *(inputs or ())])) is not None:
         raise error
     return cells.build(
         cell,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
-from tests.kernel.conftest import Kernel
+from tests.kernel.conftest import Kernel, gate
 
 
 def test_loading_prints_one_line_and_registers_all(kernel: Kernel) -> None:
@@ -19,6 +20,22 @@ def test_loading_imports_nothing_heavy(kernel: Kernel) -> None:
         "[m for m in ('pandas', 'submitit', 'ipywidgets', 'modal', 'numpy') if m in __import__('sys').modules]"
     )
     assert heavy == []
+
+
+def test_a_setting_that_makes_no_sense_is_one_line(new_kernel: Callable[..., Kernel]) -> None:
+    ran = new_kernel(load=False, CLUSTERKERNEL_ON_PENDING="waits").run("%load_ext clusterkernel")
+    assert not ran.ok
+    assert ran.error == "SpecError: CLUSTERKERNEL_ON_PENDING = 'waits' is not known. Set refuse or wait."
+
+
+def test_reloading_keeps_what_is_on_its_way(kernel: Kernel, tmp_path: Path) -> None:
+    wait, release = gate(tmp_path)
+    kernel.good(f"%%cluster_train --as job -o x\n{wait}\nx = 5")
+    kernel.good("%reload_ext clusterkernel")
+    assert "is not there yet" in kernel.run("x").error
+    release()
+    kernel.good("job.wait()")
+    assert kernel.value("x") == 5
 
 
 def test_unloading_takes_everything_out(new_kernel: Callable[..., Kernel]) -> None:

@@ -1,0 +1,90 @@
+"""A job at one moment, put together from its folder: what cards and tables show."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from clusterkernel import loading, spec
+from clusterkernel.views import JobView
+
+if TYPE_CHECKING:
+    from clusterkernel.jobs import Job
+
+__all__ = ["TAIL_LINES", "latest", "summary"]
+
+TAIL_LINES: Final = 20
+_METRICS_TAIL: Final = 1 << 16
+
+
+def summary(job: Job, tail: int) -> JobView:
+    """All that a card shows of a job, with the last `tail` lines that it printed."""
+    truth, outcome = job.truth, job.outcome
+    told = (outcome.error if outcome else None) or {}
+    begun = truth.started is not None
+    progress, last = latest(job) if begun else (None, {})
+    error = f"{told.get('type')}: {told.get('message')}" if told else ""
+    return JobView(
+        id=job.id,
+        name=job.name,
+        state=truth.state,
+        backend=job.backend,
+        reason=truth.reason,
+        platform_id=job.platform_id or "",
+        title=job.record.payload.title,
+        counts=spec.describe(job.spec),
+        nodes=job.spec.resources.nodes,
+        gpus=job.spec.gpus,
+        node=truth.node,
+        created=job.record.created,
+        started=truth.started,
+        ended=truth.ended,
+        stale_since=job.stale_since,
+        attempt=truth.attempt,
+        exit_code=truth.exit_code,
+        progress=progress,
+        latest=last,
+        outputs=loading.output_views(job),
+        bind=job.record.payload.bind,
+        error=error,
+        traceback=str(told.get("traceback") or ""),
+        tail=job.logs(tail) if begun and tail else "",
+        folder=str(job.folder.path),
+    )
+
+
+def latest(job: Job) -> tuple[tuple[float, float] | None, dict[str, float]]:
+    """Progress and the last value of each metric, from the end of the first process's records."""
+    progress, values = None, {}
+    for record in _last_records(job.out() / "metrics.jsonl"):
+        if record.get("source") == "progress":
+            progress = (float(record["done"]), float(record["total"]))
+        else:
+            for key in ("step", "epoch"):
+                if record.get(key) is not None:
+                    values[key] = float(record[key])
+            values.update(record.get("values", {}))
+    return progress, values
+
+
+def _last_records(path: Path) -> list[dict[str, Any]]:
+    try:
+        with open(path, "rb") as file:
+            start = max(0, os.fstat(file.fileno()).st_size - _METRICS_TAIL)
+            file.seek(start)
+            data = file.read()
+    except FileNotFoundError:
+        return []
+    lines = data.split(b"\n")[1 if start else 0 : -1]
+    records = []
+    for line in lines:
+        try:
+            record = msgspec.json.decode(line)
+        except msgspec.DecodeError:
+            continue  # NaN and infinities are beyond JSON: the card can do without
+        if isinstance(record, dict):
+            records.append(record)
+    return records
