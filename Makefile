@@ -7,8 +7,9 @@ ARGS    ?=
 PY      := $(VENV)/bin/python
 PIP     := $(PY) -m pip --disable-pip-version-check --quiet
 PYTEST  := $(PY) -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadgroup
-NO_SERVICE := not slurm and not browser
-SERVICE    := (slurm or browser)
+# Tests of the second kind need what root installs; a compiler is often there already.
+NO_SERVICE := not slurm and not browser$(if $(shell command -v cc), , and not compiler)
+SERVICE    := (slurm or browser$(if $(shell command -v cc),, or compiler))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -35,13 +36,11 @@ test-full: $(VENV)/.torch lint ## All tests, the long matrices too (hours)
 	@$(call tests,True)
 
 lint: $(VENV)/.test ## Style, types and layers
-	@$(PY) -m ruff check .
-	@$(PY) -m ruff format --check .
-	@$(PY) -m mypy
-	@$(VENV)/bin/lint-imports
+	@rc=0; $(PY) -m ruff check . || rc=1; $(PY) -m ruff format --check . || rc=1; \
+	$(PY) -m mypy || rc=1; $(VENV)/bin/lint-imports --no-logo || rc=1; exit $$rc
 
 bench: $(VENV)/.test ## Measure the overheads beside raw sbatch and submitit (root or sudo)
-	@$(as_root) && $$as $(PY) -m tests.bench $(ARGS)
+	@$(as_root) && $(slurm) && $$as $(PY) -m tests.bench $(ARGS)
 
 clean: ## Remove the environment and all that was made here
 	rm -rf "$(VENV)" build dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis
@@ -49,18 +48,22 @@ clean: ## Remove the environment and all that was made here
 # Two runs: first what any user may run, then what stands on services, as root. Both run, whatever the first says.
 define tests
 rc=0; $(PYTEST) -m "$(NO_SERVICE) and $(1)" $(ARGS) || rc=1; \
-$(as_root) && $$as $(PYTEST) -m "$(SERVICE) and $(1)" $(ARGS) || rc=1; \
+$(as_root) && $(slurm) && $(debian) && $$as $(PYTEST) -m "$(SERVICE) and $(1)" $(ARGS) || rc=1; \
 exit $$rc
 endef
 
-# Sets $$as to what runs a command as root, and installs what the services need.
+# Sets $$as to what runs a command as root.
 define as_root
 if [ "$$(id -u)" = 0 ]; then as=; \
 elif sudo -n true 2>/dev/null || { [ -t 0 ] && sudo -v; }; then as="sudo -E env PYTHONDONTWRITEBYTECODE=1"; \
 else echo "The service tests did not run: they start a real Slurm, which needs root or sudo. Without: make test-fast." >&2; \
-  exit 1; fi; \
-$$as $(PY) tests/clusters/slurm.py install
+  exit 1; fi
 endef
+
+# What the services are made of, from Debian's packages; nothing is started here.
+slurm  = $$as $(PY) tests/clusters/slurm.py install
+debian = { command -v chromium >/dev/null && command -v cc >/dev/null || { $$as apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+  $$as apt-get install -qq --yes --no-install-recommends chromium gcc libc6-dev >/dev/null; }; }
 
 $(VENV)/.python:
 	@command -v "$(PYTHON)" >/dev/null || { echo "No $(PYTHON) here. Install Python 3.10 or newer, or: make PYTHON=/path/to/python" >&2; exit 1; }

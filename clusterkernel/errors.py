@@ -161,6 +161,12 @@ class BackendUnavailable(BackendError):
     code = "unavailable"
 
 
+class LimitReached(BackendUnavailable):
+    """The platform takes no more jobs of this user at present."""
+
+    code = "limit"
+
+
 class SubmissionError(BackendError):
     """The platform refused the job."""
 

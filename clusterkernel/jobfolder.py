@@ -17,15 +17,17 @@ import shlex
 import stat
 import time
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from clusterkernel.errors import JobRootError, UnknownJobError
 from clusterkernel.records import End, JobRecord, Submission, user
 
-__all__ = ["JobFolder", "check_private", "write_atomic"]
+__all__ = ["WITHDRAWN", "JobFolder", "check_private", "write_atomic"]
 
+# Who holds the claims of a job that is not to run any more.
+WITHDRAWN: Final = "withdrawn"
 _Kind = TypeVar("_Kind")
 
 
@@ -134,6 +136,48 @@ class JobFolder:
     def write_submission(self, submission: Submission) -> None:
         """Keep the platform's answer."""
         write_atomic(self.path / "submission.json", msgspec.json.encode(submission))
+
+    def add_submission(self, more: Submission, *, first: bool = False) -> Submission:
+        """Keep what a further answer of the platform tells; `first`: before what is known.
+
+        Returns
+        -------
+        Submission
+            All that is known now.
+        """
+        known = self.submission()
+        before = known.platform_ids if known else ()
+        ids = dict.fromkeys((*more.platform_ids, *before) if first else (*before, *more.platform_ids))
+        platform_ids = tuple(sorted(ids, key=lambda item: item[1]))
+        whole = Submission(platform_ids=platform_ids, cluster=(known.cluster if known else "") or more.cluster)
+        if whole != known:
+            self.write_submission(whole)
+        return whole
+
+    def adopt(self, task: int = 0) -> bool:
+        """Take the copy that runs into the submission, where that does not name it.
+
+        A submission whose answer got lost may have been sent twice, and of the
+        two copies the one runs that nobody told us of.
+
+        Returns
+        -------
+        bool
+            Whether there was such a copy.
+        """
+        holder, known = self.holder(task), self.submission()
+        base, _, index = holder.rpartition("_")
+        first, count = 0, self.record.tasks
+        if self.record.array and base and index.isdigit():
+            holder, first = base, max(0, task - int(index))
+            count -= first
+        if holder in ("", WITHDRAWN) or any(holder == job for job, _, _ in (known.platform_ids if known else ())):
+            return False
+        for _, start, size in known.platform_ids if known else ():
+            if start == first:
+                count = size
+        self.add_submission(Submission(platform_ids=((holder, first, count),)), first=True)
+        return True
 
     def refused(self) -> str:
         """Why the platform would not take the job; empty where it did."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 
 from clusterkernel.backends.base import Backend
-from clusterkernel.jobfolder import JobFolder
+from clusterkernel.jobfolder import WITHDRAWN, JobFolder
 from clusterkernel.records import JobRecord, Submission
 from clusterkernel.runtime import events
 from clusterkernel.runtime.processes import start_time
 
-__all__ = ["CANCELLED", "WITHDRAWN", "in_part", "merged", "of_holder", "orphaned", "rescue", "unsent", "withdraw"]
+__all__ = ["CANCELLED", "orphaned", "rescue", "unsent", "withdraw"]
 
-# Who holds the claims of a job that is not to run any more.
-WITHDRAWN = "withdrawn"
 CANCELLED = "It was cancelled before it was sent."
 
 
@@ -30,20 +28,6 @@ def unsent(record: JobRecord, submission: Submission | None) -> list[int]:
     for _, first, count in submission.platform_ids if submission else ():
         held.update(range(first, first + count))
     return [task for task in range(record.tasks) if task not in held]
-
-
-def in_part(folder: JobFolder) -> bool:
-    """Whether the platform has some of the job's tasks, and not all."""
-    submission = folder.submission()
-    return submission is not None and bool(unsent(folder.record, submission))
-
-
-def merged(one: Submission | None, other: Submission) -> Submission:
-    """What both know."""
-    if one is None:
-        return other
-    ids = dict.fromkeys((*one.platform_ids, *other.platform_ids))
-    return Submission(platform_ids=tuple(sorted(ids, key=lambda item: item[1])), cluster=one.cluster or other.cluster)
 
 
 def withdraw(folder: JobFolder) -> str:
@@ -79,28 +63,15 @@ def rescue(folder: JobFolder, backend: Backend, why: str) -> None:
     BackendError
         The platform did not answer: nothing follows.
     """
-    known = folder.submission()
     found = backend.find(folder)
-    if found is not None:
-        known = merged(known, found)
-        folder.write_submission(known)
+    known = folder.submission() if found is None else folder.add_submission(found)
     if known is not None:
         if unsent(folder.record, known) and not folder.refused():
             if folder.cancel_request() != ():
-                folder.write_submission(merged(known, backend.submit(folder)))
+                folder.add_submission(backend.submit(folder))
             elif not withdraw(folder):
                 folder.write_refused(CANCELLED)
-        return
-    if not (holder := withdraw(folder)):
+    elif not withdraw(folder):
         folder.write_refused(why)
     else:
-        folder.write_submission(of_holder(folder.record, holder))
-
-
-def of_holder(record: JobRecord, holder: str, task: int = 0) -> Submission:
-    """The submission of a copy of which only the claim on a task is known."""
-    base, _, index = holder.rpartition("_")
-    if not (record.array and base and index.isdigit()):
-        return Submission(platform_ids=((holder, 0, record.tasks),))
-    first = max(0, task - int(index))
-    return Submission(platform_ids=((base, first, record.tasks - first),))
+        any(folder.adopt(task) for task in range(folder.record.tasks))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import threading
 import time
 from typing import Final
@@ -22,6 +23,7 @@ _LONGEST: Final = 30.0
 # After one that met a limit of submitted jobs: others have to end first.
 _LIMIT_PAUSE: Final = 20.0
 _LOOK: Final = 0.5
+_LOG = logging.getLogger(__name__)
 
 
 class _Item:
@@ -101,9 +103,9 @@ class _Lane:
                 again = self._send(item)
             except ClusterKernelError as error:
                 folder.write_refused(str(error))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - one job must not keep the others from being sent
+                _LOG.exception("Job %s could not be sent.", folder.id)
                 folder.write_refused(f"The job could not be sent: {type(error).__name__}: {error}")
-                raise
             else:
                 if again:
                     item.tried = True
@@ -144,14 +146,13 @@ class _Lane:
                 # It may have been taken, or may yet be: then it is found, and cannot run where it is given up.
                 found = backend.find(folder)
                 if found is not None:
-                    folder.write_submission(rescue.merged(folder.submission(), found))
+                    folder.add_submission(found)
                 if folder.cancel_request() == () and not rescue.withdraw(folder):
                     folder.write_refused(rescue.CANCELLED)
                     return False
             submission = folder.submission()
             if submission is None or rescue.unsent(folder.record, submission):
-                submission = rescue.merged(submission, backend.submit(folder))
-                folder.write_submission(submission)
+                submission = folder.add_submission(backend.submit(folder))
         except LimitReached as error:
             watcher.note(folder, f"{error} It is sent by itself then.")
             item.due = time.monotonic() + _LIMIT_PAUSE

@@ -125,8 +125,11 @@ def _records(what: str, name: str | None) -> Sequence[Mapping[str, Any]]:
         if read is not None and (name or backend.available().ok):
             found: Sequence[Mapping[str, Any]] = read()
             return found
-    where = f"The backend {name} has" if name else "No backend that can be used here has"
-    raise BackendError(f"{where} no {what} to show.", hint="%cluster_doctor tells what is ready.")
+    missing = f"The backend {name} has no {what}." if name else f"No backend that can be used here has {_THINGS[what]}."
+    raise BackendError(missing, hint="%cluster_doctor tells what is ready.")
+
+
+_THINGS: Final = MappingProxyType({"queue": "a queue", "nodes": "nodes to list", "accounting": "an accounting"})
 
 
 def _frame(what: str, records: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -225,7 +225,7 @@ class TaskTruth:
             self._told_without_outcome(told, self._told_end, now, cancelled)
         elif self._unknown_since is not None and self._shell:
             self._told_without_outcome(_word_of(self._shell), self._unknown_since, now, cancelled)
-        elif self._forgotten(now):
+        elif self._forgotten(now, at_once=cancelled and not self._started_ranks):
             if cancelled:
                 self._finish(JobState.CANCELLED, "It was cancelled.", from_platform=True)
             elif self._started_ranks:
@@ -236,10 +236,11 @@ class TaskTruth:
                 self._finish(JobState.LOST, why, from_platform=True)
         self._watch_silence(now)
 
-    def _forgotten(self, now: float) -> bool:
+    def _forgotten(self, now: float, *, at_once: bool = False) -> bool:
         """Whether the platform says for long enough that it knows no such job."""
         since = self._unknown_since
-        return since is not None and self._unknown >= UNKNOWN_ANSWERS and now - since >= self.unknown_grace
+        grace = 0.0 if at_once else self.unknown_grace
+        return since is not None and self._unknown >= UNKNOWN_ANSWERS and now - since >= grace
 
     def _violent_end(self, told: Observation | None, now: float, cancelled: bool) -> None:
         """A signal ended it: ours, the platform's, or nobody knows whose."""

@@ -236,12 +236,16 @@ class Watcher:
             tracking = self._tracked.setdefault(folder.id, tracking) if tracking.live else tracking
             if listener is not None:
                 tracking.listeners.setdefault(-1 if task is None else task, []).append(listener)
-            if tracking.live and (self._thread is None or not self._thread.is_alive()):
-                self._stopped = False
-                self._thread = threading.Thread(target=self._run, name="clusterkernel-watcher", daemon=True)
-                self._thread.start()
+            self._start()
         self._wake.set()
         return tracking
+
+    def _start(self) -> None:
+        """Start the thread, under the lock, where something lives and none runs."""
+        if self._tracked and (self._thread is None or not self._thread.is_alive()):
+            self._stopped = False
+            self._thread = threading.Thread(target=self._run, name="clusterkernel-watcher", daemon=True)
+            self._thread.start()
 
     def wake(self) -> None:
         """Something happened (a submission, a cancel): look now."""
@@ -262,7 +266,7 @@ class Watcher:
         return _Hurry(self)
 
     def stop(self, timeout: float = 5.0) -> None:
-        """End the thread. Jobs go on; `track` starts it again."""
+        """End the thread. Jobs go on; `track`, and whoever waits for a job, starts it again."""
         self._stopped = True
         self._wake.set()
         thread = self._thread
@@ -411,6 +415,7 @@ class _Hurry:
     def __enter__(self) -> None:
         with self._watcher._lock:
             self._watcher._waiters += 1
+            self._watcher._start()
         self._watcher.wake()
 
     def __exit__(self, *_: object) -> None:

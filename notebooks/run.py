@@ -1,12 +1,13 @@
 """Run a notebook from start to end and print the tables that it made.
 
-    python notebooks/run.py notebooks/quickstart.ipynb
+    python notebooks/run.py notebooks/quickstart.ipynb [--backend slurm]
 
 The notebook itself is not changed; the copy with its outputs, plots included, goes to ``build/``.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 import time
@@ -28,12 +29,27 @@ def tables(notebook: NotebookNode) -> list[str]:
     return [data["text/plain"] for data in shown if 'class="dataframe"' in data.get("text/html", "")]
 
 
+def with_parameters(notebook: NotebookNode, **values: object) -> None:
+    """Set names behind the cell that is tagged ``parameters``, as papermill does."""
+    tags = [cell.metadata.get("tags", []) for cell in notebook.cells]
+    at = next(i for i, found in enumerate(tags) if "parameters" in found)
+    lines = [f"{name} = {value!r}" for name, value in values.items()]
+    cell = nbformat.v4.new_code_cell("\n".join(lines), metadata={"tags": ["injected-parameters"]})
+    notebook.cells.insert(at + 1, cell)
+
+
 def main(argv: list[str]) -> int:
     """The command line."""
-    source = Path(argv[1])
+    parser = argparse.ArgumentParser(prog=argv[0])
+    parser.add_argument("notebook", type=Path)
+    parser.add_argument("--backend", help="where its jobs run, in place of what the notebook says")
+    args = parser.parse_args(argv[1:])
+    source: Path = args.notebook
     copy = Path("build") / f"{source.stem}.executed.ipynb"
     copy.parent.mkdir(exist_ok=True)
     notebook = nbformat.read(source, as_version=4)
+    if args.backend:
+        with_parameters(notebook, backend=args.backend)
     client = NotebookClient(
         notebook,
         timeout=CELL_LIMIT,

@@ -63,7 +63,9 @@ class Deliveries:
         for name, value in pending_names(self._shell.user_ns).items():
             by_job.setdefault(job_of(value).id, {})[name] = value
         for placeholders in by_job.values():
-            self._await(_Delivery(job_of(next(iter(placeholders.values()))), placeholders))
+            job = job_of(next(iter(placeholders.values())))
+            job.wait(0)  # it is watched again
+            self._await(_Delivery(job, placeholders))
 
     def close(self) -> None:
         """Bind nothing more."""

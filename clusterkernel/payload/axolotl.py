@@ -78,7 +78,7 @@ def build(
     _check(changed, where)
     steps = _steps(changed, launched)
     if steps[0]["name"] == "preprocess" and not changed.get("dataset_prepared_path"):
-        # Without it the training would not look for what was prepared, and do it all again on every rank.
+        # axolotl's own default, spelled out: some versions look for what was prepared only where it is set.
         changed["dataset_prepared_path"] = _PREPARED
         notes.append(f"dataset_prepared_path was not set; {_PREPARED} in the working folder is used.")
     notes += _paths(changed, workdir or Path.cwd())
@@ -318,7 +318,7 @@ def _steps(document: Mapping[Any, Any], launcher: Launcher) -> list[dict[str, An
     if launcher is Launcher.TORCHRUN:
         train += ["--", TORCHRUN]
     steps: list[dict[str, Any]] = [{"name": "train", "argv": train}]
-    streamed = document.get("streaming") or not document.get("datasets")
+    streamed = document.get("streaming") or document.get("pretraining_dataset")
     if not (document.get("skip_prepare_dataset") or streamed):
         steps.insert(0, {"name": "preprocess", "argv": ["axolotl", "preprocess", CONFIG], "once": True})
     return steps

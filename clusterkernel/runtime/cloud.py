@@ -115,9 +115,12 @@ class Pickler(cloudpickle.Pickler):
             return pickling.make_cached, (obj.__wrapped__, about["maxsize"], about["typed"])
         if kind is functools.cached_property:
             return pickling.make_cached_property, (obj.func, obj.attrname)
-        if kind is types.ModuleType:
+        if issubclass(kind, types.ModuleType):
             self.modules.add(obj.__name__)
-            return NotImplemented
+            if kind is types.ModuleType or kind.__reduce__ is not object.__reduce__:
+                return NotImplemented
+            # Packages that import lazily, ours too, put a class of their own there, which cloudpickle does not know.
+            return self.dispatch_table[types.ModuleType](obj)
         reduced = cloudpickle.Pickler.reducer_override(self, obj)
         if reduced is NotImplemented and kind in (types.FunctionType, types.BuiltinFunctionType):
             self._note_module(obj)

@@ -253,7 +253,7 @@ class Counter(object):
 
     def write(self, data):
         """Take bytes."""
-        count = data.nbytes if isinstance(data, memoryview) else len(data)
+        count = memoryview(data).nbytes  # a large array comes as a PickleBuffer, which has no length
         self.size += count
         if self.limit is not None and self.size > self.limit:
             raise TooLarge(self.size)

@@ -57,6 +57,7 @@ class Supervisor(object):
         self.abandoned = False
         self._kill_at = None
         self._child = None
+        self._unordered = b""  # records of the order that found no room yet
         self._parser = None
         self._metrics = None
         self._sampler = None
@@ -78,6 +79,9 @@ class Supervisor(object):
             events.EventLog(name).write("duplicate", claimed_by=claimed_by, platform_id=self.context.platform_id)
             return 0
         self.log = events.EventLog(self.context.events_path)
+        if self._is_cancelled():
+            self.log.write("outcome", **verdict.outcome("CANCELLED", "It was cancelled before it started."))
+            return 1
         self._listen()
         self._parent = processes.hear_of_parent()
         processes.become_subreaper()
@@ -111,15 +115,29 @@ class Supervisor(object):
         holder = events.claim(base, context.platform_id)
         if holder == context.platform_id:
             holder = events.claim("%s.%d" % (base, context.attempt), context.platform_id)
+        if holder == context.platform_id and self._newer_attempt():
+            holder = "attempt %d" % (context.attempt + 1)
         return None if holder == context.platform_id else holder
 
     def _newer_attempt(self):
-        name = "%d.%d" % (self.context.task, self.context.attempt + 1)
+        """Whether a later start of the job runs, or did: this one is an orphan, of a node that was taken for lost."""
+        context = self.context
+        for attempt in range(context.attempt + 1, context.attempt + 4):  # one may have ended before its claim
+            name = "%d.%d" % (context.task, attempt)
+            try:
+                os.close(os.open(os.path.join(context.job_dir, "claims", name), os.O_RDONLY))
+                return True
+            except OSError:
+                pass
+        return False
+
+    def _is_cancelled(self):
+        """Whether somebody asked for its end before it came to its start."""
         try:
-            os.close(os.open(os.path.join(self.context.job_dir, "claims", name), os.O_RDONLY))
-            return True
-        except OSError:
+            tasks = read_json(os.path.join(self.context.job_dir, "cancel.json"))["tasks"]
+        except (IOError, OSError, ValueError, KeyError):
             return False
+        return not tasks or self.context.task in tasks
 
     def _listen(self):
         self._wakeup, write_end = os.pipe()
@@ -310,13 +328,18 @@ class Supervisor(object):
         data = os.read(number, _CHUNK)
         if not data:
             return False
-        view = memoryview(data)
+        written = 0
         try:
-            while view:
-                view = view[os.write(self._files[stream], view) :]
-            os.write(self._files["order"], ORDER.pack(b"o" if stream == "stdout" else b"e", len(data), time.time()))
+            while written < len(data):
+                written += os.write(self._files[stream], memoryview(data)[written:])
         except OSError:
             pass  # a full disk costs the log; the job goes on and its metrics too
+        if written:
+            self._unordered += ORDER.pack(b"o" if stream == "stdout" else b"e", written, time.time())
+        try:
+            self._unordered = self._unordered[os.write(self._files["order"], self._unordered) :]
+        except OSError:
+            pass  # it follows when there is room
         self._parse("feed", data, stream, time.time())
         return True
 

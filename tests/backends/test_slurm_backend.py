@@ -298,16 +298,16 @@ def test_a_limit_of_submitted_jobs_keeps_what_was_sent(slurm_own: Any, monkeypat
     cluster.run("sacctmgr", "-i", "modify", "user", "root", "set", "MaxSubmitJobs=6")
     array = jobs.make(["sleep", "300"], tasks=8)
     sent = jobs.backend.submit(array)
-    assert [(first, count) for _, first, count in sent.platform_ids] == [(0, 4)]
+    assert [(first, count) for _, first, count in sent.platform_ids] == [(0, 4), (4, 2)]
     array.write_submission(sent)
     told = jobs.until(array, lambda told: len(told) == 8)
     assert "Not sent yet" in told[7].reason
     cluster.run("sacctmgr", "-i", "modify", "user", "root", "set", "MaxSubmitJobs=-1")
     for _ in range(100):
         again = jobs.backend.submit(array)
-        if len(again.platform_ids) == 2:
+        if len(again.platform_ids) == 3:
             break
-    assert [(first, count) for _, first, count in again.platform_ids] == [(0, 4), (4, 4)]
+    assert [(first, count) for _, first, count in again.platform_ids] == [(0, 4), (4, 2), (6, 2)]
     assert again.platform_id == sent.platform_id
     array.write_submission(again)
     jobs.close()

@@ -105,6 +105,14 @@ BAD = [
     ("%cluster_logs nonsense", "is not a job"),
     ("%cluster_cancel", "needs a job"),
     ("%cluster jbos", "Did you mean jobs?"),
+    ("%cluster_queue", "has a queue"),
+    ("%cluster_nodes --backend local", "The backend local has no nodes."),
+    ("%cluster_logs 1 -n x", "is not a whole number"),
+    ("%cluster_jobs --state GONE", "'GONE' is not a state"),
+    ("%cluster_wait 1 --timeout 5", "Write 5m, 5h or 5s."),
+    ("%cluster_rerun 99 --set lr", "There is no job 99"),
+    ("%%cluster_train --axolotl -o x\nbase_model: a", "takes neither -i nor -o"),
+    ("%%cluster_train --axolotl\nbase_model: [1", "no valid YAML"),
 ]
 
 

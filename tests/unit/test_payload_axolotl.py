@@ -85,7 +85,13 @@ def test_the_spec_gets_the_launcher_that_the_steps_use() -> None:
 
 
 @pytest.mark.parametrize(
-    "more", ["skip_prepare_dataset: true", "streaming: true", "pretraining_dataset: [{path: org/x}]\ndatasets: null"]
+    "more",
+    [
+        "skip_prepare_dataset: true",
+        "streaming: true",
+        "pretraining_dataset: [{path: org/x}]",
+        "pretraining_dataset: [{path: org/x}]\ndatasets: null",
+    ],
 )
 def test_nothing_is_prepared_where_nothing_would_be_used(more: str) -> None:
     artefact = build(f"{CONFIG}{more}\n")

@@ -180,6 +180,7 @@ def indices(nvml, visible):
     return [gpu["index"] for gpu in Gpus(environ, nvml).sample()]
 
 
+@pytest.mark.compiler
 def test_what_a_gpu_tells(nvml):
     gpus = Gpus({}, nvml).sample()
     assert gpus[1] == {
@@ -199,16 +200,19 @@ def test_what_a_gpu_tells(nvml):
         ("MIG-dddd0000-4444", [3]),
     ],
 )  # fmt: skip
+@pytest.mark.compiler
 def test_visible_devices(nvml, visible, expected):
     assert indices(nvml, visible) == expected
 
 
+@pytest.mark.compiler
 def test_a_gpu_that_may_not_be_opened_is_left_out(nvml, monkeypatch):
     monkeypatch.setenv("NVML_HIDDEN", "1")
     assert indices(nvml, None) == [0, 1, 3]
     assert indices(nvml, "1,2,0") == [1]
 
 
+@pytest.mark.compiler
 def test_a_gpu_that_is_lost_tells_nothing(nvml, monkeypatch):
     gpus = Gpus({"CUDA_VISIBLE_DEVICES": "0"}, nvml)
     assert gpus.sample()[0]["memory_mib"] == 1024.0
@@ -216,17 +220,20 @@ def test_a_gpu_that_is_lost_tells_nothing(nvml, monkeypatch):
     assert gpus.sample()[0]["memory_mib"] is None
 
 
+@pytest.mark.compiler
 def test_a_driver_that_does_not_answer(nvml, monkeypatch):
     monkeypatch.setenv("NVML_BROKEN", "1")
     assert indices(nvml, None) == []
 
 
+@pytest.mark.compiler
 def test_a_library_that_lacks_a_function(tmp_path):
     (tmp_path / "old.c").write_text("int nvmlInit_v2(void) { return 0; }\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "old.so", tmp_path / "old.c"], check=True)
     assert indices(str(tmp_path / "old.so"), None) == []
 
 
+@pytest.mark.compiler
 def test_it_is_opened_once(nvml):
     import ctypes
 
@@ -238,6 +245,7 @@ def test_it_is_opened_once(nvml):
     assert calls() == before + 1
 
 
+@pytest.mark.compiler
 def test_the_sampler_has_gpus_in_its_record(nvml):
     record = Sampler(os.getpid(), Gpus({"CUDA_VISIBLE_DEVICES": "1"}, nvml)).sample(time.time())
     assert [gpu["index"] for gpu in record["gpus"]] == [1]

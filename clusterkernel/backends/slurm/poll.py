@@ -8,7 +8,6 @@ answer stays open. Only good answers that do not know a job make it unknown.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import threading
@@ -47,6 +46,8 @@ DISABLED_FOR: Final = 600.0
 LAG: Final = 30.0
 # An end is not told without its exit code before scontrol has failed this often.
 PATIENCE: Final = 3
+# Between two questions about a job that nobody knows.
+CONFIRM: Final = 0.5
 _DISABLED: Final = ("storage is disabled", "accounting is disabled", "not configured", "cannot be run")
 _BEFORE: Final = {JobState.RUNNING: 0, JobState.FINISHING: 1, JobState.STARTING: 2}
 
@@ -62,6 +63,7 @@ class _Part:
         self.array = folder.record.array
         self.records: dict[int, Record] = {}
         self.forgotten = True  # no command has said anything of this job
+        self.times = 1  # how often it was asked for in vain
 
     @property
     def key(self) -> str:
@@ -138,6 +140,7 @@ class Poller:
                 _share(listed, open_parts)
                 silent |= self._ask_details([part for part in open_parts if self._needs_details(part)])
                 silent |= self._ask_accounting([part for part in open_parts if self._missing(part, silent)])
+                silent |= self._ask_again([part for part in open_parts if self._missing(part, silent)])
         answers: dict[str, dict[int, Observation]] = {}
         for part in parts:
             told = answers.setdefault(part.folder.id, {})
@@ -193,6 +196,16 @@ class Poller:
         unknown = sum("invalid job id" in line.lower() or "not found" in line for line in answer.err.splitlines())
         return untold if unreachable(answer.err) or unknown < len(untold) else set()
 
+    def _ask_again(self, parts: Sequence[_Part]) -> set[str]:
+        """A second question about what is not known to anybody, so that nothing is gone by a slip."""
+        if not parts:
+            return set()
+        time.sleep(CONFIRM)
+        silent = self._ask_details(parts)
+        for part in parts:
+            part.times = 2
+        return silent
+
     def _ask_accounting(self, parts: Sequence[_Part]) -> set[str]:
         """``sacct`` for what the controller has forgotten. Returns those that were not answered for."""
         now = time.monotonic()
@@ -237,7 +250,7 @@ class Poller:
             return ended[task]
         record = part.records.get(task)
         if record is None:
-            return None if part.job in silent else self._unknown(part, task)
+            return None if part.job in silent or part.folder.adopt(task) else self._unknown(part, task)
         if part.job in silent and _lacks_code(record):
             key = f"{part.key}/{task}"
             self._failures[key] = self._failures.get(key, 0) + 1
@@ -262,6 +275,8 @@ class Poller:
             signum=verdict.signum,
         )
         if verdict.state.terminal:
+            if part.folder.adopt(task):
+                return None  # a copy that was turned away: the one that runs is asked for from now on
             ended[task] = seen
         return seen
 
@@ -277,7 +292,7 @@ class Poller:
             (asked is not None and (not asked or task in asked)) or time.monotonic() >= self._disabled_until
         ):
             return Observation(task=task, state=JobState.CANCELLED, reason="It was cancelled while it waited.")
-        return Observation(task=task, state=None, reason="Slurm does not know the job.")
+        return Observation(task=task, state=None, reason="Slurm no longer knows the job.", times=part.times)
 
 
 def _name(part: _Part | None) -> str:
@@ -335,7 +350,7 @@ def _add_unsent(folder: JobFolder, told: dict[int, Observation]) -> None:
 
 def _outdoes(part: _Part, seen: Observation, other: Observation) -> bool:
     """Of two copies of a task, whether this one counts: the one that won the claim, before that the liveliest."""
-    if holder := claimed_by(part.folder, seen.task):
+    if holder := part.folder.holder(seen.task):
         return holder == part.platform_id(seen.task)
     return _rank(seen) < _rank(other)
 
@@ -344,11 +359,3 @@ def _rank(seen: Observation) -> int:
     if seen.state is None:
         return 9
     return 5 if seen.state.terminal else _BEFORE.get(seen.state, 3)
-
-
-def claimed_by(folder: JobFolder, task: int) -> str:
-    """The platform id of the copy that won the right to run; empty before one did."""
-    try:
-        return str(json.loads((folder.path / "claims" / str(task)).read_bytes())["platform_id"])
-    except (OSError, ValueError, KeyError):
-        return ""

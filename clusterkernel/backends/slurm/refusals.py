@@ -11,12 +11,14 @@ from clusterkernel.backends.slurm.commands import Transport
 from clusterkernel.errors import BackendUnavailable, SubmissionError, nearest
 from clusterkernel.spec import JobSpec
 
-__all__ = ["LIMIT", "partitions", "refusal"]
+__all__ = ["LIMIT", "partitions", "refusal", "waits"]
 
 # A limit of how many jobs one may have submitted: what was sent stays sent.
 LIMIT: Final = re.compile(
     r"MaxSubmitJob|violates accounting/QOS policy|Job limit|MaxJobCount|queue full|too many jobs", re.IGNORECASE
 )
+# Of the many limits behind LIMIT those that pass with time.
+_WAITS: Final = re.compile(r"MaxSubmitJob|MaxJobCount|queue full|too many jobs", re.IGNORECASE)
 _NOISE: Final = re.compile(
     r"^sbatch: (error: |fatal: )?(Batch job submission failed: |Unable to allocate resources: )?"
 )
@@ -91,6 +93,11 @@ _MENDS: Final[tuple[tuple[re.Pattern[str], Callable[[JobSpec, Transport], str]],
         (r"permission|denied", _say("Ask the site whether you may use this partition, account or QOS.")),
     )
 )
+
+
+def waits(said: str) -> bool:
+    """Whether sbatch would take the job once others of the user have ended."""
+    return _WAITS.search(said) is not None
 
 
 def refusal(said: str, spec: JobSpec, transport: Transport) -> SubmissionError:

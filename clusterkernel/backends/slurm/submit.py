@@ -14,8 +14,8 @@ from clusterkernel.backends.slurm.bucket import TokenBucket
 from clusterkernel.backends.slurm.commands import Transport, unreachable
 from clusterkernel.backends.slurm.poll import owns
 from clusterkernel.backends.slurm.records import SEPARATOR, SQUEUE, comment, read_comment, read_squeue
-from clusterkernel.backends.slurm.refusals import LIMIT, refusal
-from clusterkernel.errors import BackendUnavailable, ClusterKernelError
+from clusterkernel.backends.slurm.refusals import refusal, waits
+from clusterkernel.errors import BackendUnavailable, ClusterKernelError, LimitReached
 from clusterkernel.formats import sbatch
 from clusterkernel.jobfolder import JobFolder, write_atomic
 from clusterkernel.jobroot import JobRoot
@@ -25,6 +25,7 @@ __all__ = ["Submitter", "launch_line", "script_text"]
 
 BURST: Final = 100
 RATE: Final = 20.0
+_WAITS: Final = "Others of yours have to end first."
 
 
 def launch_line(interpreter: str | None, runtime: str, folder: str) -> list[str]:
@@ -76,14 +77,16 @@ class Submitter:
         """Send what of the job is not sent yet.
 
         A job that was tried before is looked for by its key first. An array
-        that had to be split may come back in part, where a limit of submitted
-        jobs was reached: then the counts of its ids do not add up to the
-        record's tasks, and another call sends the rest.
+        may come back in part, where a limit of submitted jobs was reached: then
+        the counts of its ids do not add up to the record's tasks, and another
+        call sends the rest.
 
         Raises
         ------
         SubmissionError
             Slurm refused it.
+        LimitReached
+            Slurm takes none of it before others have ended.
         BackendUnavailable
             Slurm did not answer: it may have taken the job, or not.
         """
@@ -92,32 +95,41 @@ class Submitter:
         if _was_tried(folder) and (found := self.find(folder)) is not None:
             sent, cluster = list(found.platform_ids), found.cluster
         layout.logs(folder).mkdir(mode=0o700, exist_ok=True)
-        record = folder.record
-        parts = self._parts(record)
-        for index, part in enumerate(parts):
+        todo = self._parts(folder.record, sent)
+        while todo:
+            part = todo.pop(0)
             first = part.first if part else 0
-            if any(first == other for _, other, _ in sent):
-                continue
             # Of an array whose tasks must not all run at once, one part follows the other.
-            chained = index > 0 and part is not None and part.parallelism is not None
+            chained = first > 0 and part is not None and part.parallelism is not None
             after = f"afterany:{_id_before(sent, first)}" if chained else None
             try:
                 answer = self._send(folder, part, after)
             except carrier.Refused as refused:
-                if sent and LIMIT.search(refused.said):
+                if not waits(refused.said):
+                    raise self._error(folder, refused) from None
+                if part is not None and part.count > 1:  # less of it may fit
+                    todo[:0] = _halves(part)
+                    continue
+                if sent:
                     break
-                raise self._error(folder, refused) from None
+                error = self._error(folder, refused)
+                raise LimitReached(f"{error.message} {_WAITS}") from None
             sent.append((answer.job, first, part.count if part else 1))
             cluster = cluster or answer.cluster
         sent.sort(key=lambda item: item[1])
         return Submission(platform_ids=tuple(sent), cluster=cluster)
 
-    def _parts(self, record: JobRecord) -> list[sbatch.ArrayPart | None]:
+    def _parts(self, record: JobRecord, sent: Sequence[tuple[str, int, int]]) -> list[sbatch.ArrayPart | None]:
+        """What is not sent yet, in pieces that Slurm takes."""
         if not record.array:
-            return [None]
+            return [] if sent else [None]
         most, limit = self._max_array(), record.spec.parallelism
-        starts = range(0, record.tasks, most)
-        return [sbatch.ArrayPart(first, min(most, record.tasks - first), limit) for first in starts]
+        parts: list[sbatch.ArrayPart | None] = []
+        start = 0
+        for first, count in [*sorted((first, count) for _, first, count in sent), (record.tasks, 0)]:
+            parts += [sbatch.ArrayPart(at, min(most, first - at), limit) for at in range(start, first, most)]
+            start = max(start, first + count)
+        return parts
 
     def _max_array(self) -> int:
         """The most tasks of one array: an index must be below MaxArraySize."""
@@ -212,6 +224,12 @@ class Submitter:
             if job.isdigit() and held is not None and held[0] == folder.record.key:
                 found[job] = held[1:]
         return found
+
+
+def _halves(part: sbatch.ArrayPart) -> list[sbatch.ArrayPart | None]:
+    half = part.count // 2
+    low = sbatch.ArrayPart(part.first, half, part.parallelism)
+    return [low, sbatch.ArrayPart(part.first + half, part.count - half, part.parallelism)]
 
 
 def _was_tried(folder: JobFolder) -> bool:
