@@ -6,6 +6,7 @@
     ├── SpecError (ValueError)               a field, flag or profile key is wrong
     │   └── UnitError                        a size, duration or GPU request cannot be read
     ├── ProfileError (ValueError)            a profile or its file is wrong
+    ├── FormatError (ValueError)             a script, manifest or app cannot be read, or no other platform has its like
     ├── PayloadError                         the cell or function cannot be shipped
     ├── JobRootError (OSError)               the folder of the jobs cannot be used
     ├── UnknownJobError (LookupError)        no job has this id
@@ -35,6 +36,7 @@ __all__ = [
     "BackendError",
     "BackendUnavailable",
     "ClusterKernelError",
+    "FormatError",
     "JobCancelled",
     "JobDied",
     "JobError",
@@ -123,6 +125,15 @@ class ProfileError(ClusterKernelError, ValueError):
     """A profile, or the file it should be in, is wrong."""
 
     code = "profile"
+
+
+class FormatError(ClusterKernelError, ValueError):
+    """A script, manifest or app cannot be read, or holds what no other platform has.
+
+    The message begins with the file and its line: ``train.slurm, line 7: ...``.
+    """
+
+    code = "format"
 
 
 class PayloadError(ClusterKernelError):

@@ -6,7 +6,7 @@ import concurrent.futures
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterkernel import arrays, fields, profiles, submission
 from clusterkernel.backends import registry
@@ -14,6 +14,9 @@ from clusterkernel.backends.base import Plan
 from clusterkernel.errors import ClusterKernelError
 from clusterkernel.jobs import Job
 from clusterkernel.spec import JobSpec
+
+if TYPE_CHECKING:
+    from clusterkernel.payload import Artefact
 
 __all__ = ["Executor", "plan"]
 
@@ -67,8 +70,8 @@ class Executor(concurrent.futures.Executor):
         self._check_open()
         return self._send(function.build(fn, args, kwargs, modules_root=Path.cwd()))
 
-    def _send(self, artefact: Any) -> Job:
-        made = submission.submit(self.spec, artefact)
+    def _send(self, artefact: Artefact, wanted: JobSpec | None = None) -> Job:
+        made = submission.submit(wanted or self.spec, artefact)
         assert isinstance(made, Job)
         self._submitted.append(made)
         return made
@@ -134,7 +137,8 @@ class Executor(concurrent.futures.Executor):
         from clusterkernel.payload import axolotl
 
         self._check_open()
-        return self._send(axolotl.build(Path(config), overrides=overrides or {}, launcher=self.spec.launcher.value))
+        wanted = axolotl.with_launcher(self.spec)
+        return self._send(axolotl.build(Path(config), overrides=overrides or {}, launcher=wanted.launcher), wanted)
 
     def plan(self) -> Plan:
         """What would be sent."""

@@ -110,9 +110,7 @@ def _tell_launcher(spec: JobSpec, program: Program, report: Report) -> None:
         report.exact("launcher", "script", launcher)
 
 
-def _step(
-    spec: JobSpec, steps: Sequence[Step], place: Place, report: Report, number: int, step: Step
-) -> list[str]:
+def _step(spec: JobSpec, steps: Sequence[Step], place: Place, report: Report, number: int, step: Step) -> list[str]:
     command = command_line(spec, step, place.meeting)
     position = list(steps).index(step)
     last = position == len(steps) - 1

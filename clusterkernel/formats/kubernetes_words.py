@@ -113,7 +113,7 @@ def write_memory(mib: int) -> str:
 
 def escape(text: str) -> str:
     """Text that Kubernetes leaves as it is: in commands and values it expands ``$(NAME)`` and reads ``$$`` as ``$``."""
-    return re.sub(r"\$(?=[$(])", "$$$$", text)
+    return re.sub(r"\$(?=[$(])", "$$", text)
 
 
 def unescape(text: str) -> str:

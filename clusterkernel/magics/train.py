@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 from IPython.core.error import UsageError
 
 from clusterkernel import spec
@@ -115,8 +114,10 @@ def train(kernel: ClusterKernel, args: argparse.Namespace, cell: str | None) -> 
     out = names_of(args.out or (), "-o")
     as_name = names_of([args.as_name], "--as")[0] if args.as_name else ""
     wanted = spec_of(vars(args), args.profile)
-    if args.axolotl and wanted.launcher is spec.Launcher.NONE:
-        wanted = msgspec.structs.replace(wanted, launcher=spec.Launcher.TORCHRUN)  # axolotl starts its ranks so itself
+    if args.axolotl:
+        from clusterkernel.payload import axolotl
+
+        wanted = axolotl.with_launcher(wanted)
     artefact = _artefact(kernel, args, cell, wanted, inputs, out)
     if args.dry_run:
         print(_dry_run(wanted, artefact))

@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import struct
+import sys
 import time
 
 from . import events, processes, verdict
@@ -250,6 +251,7 @@ class Supervisor(object):
                 if environment.get("workdir"):
                     os.chdir(environment["workdir"])
                 os.environ["PYTHONUNBUFFERED"] = "1"
+                self._find_commands()
                 os.execvp(argv[0], argv)
         except OSError as error:
             os.write(2, ("%s: %s\n" % ("cannot start %s" % argv[0] if argv else "the payload", error)).encode())
@@ -259,6 +261,12 @@ class Supervisor(object):
             traceback.print_exc()
         finally:
             os._exit(code)
+
+    def _find_commands(self):
+        """Let commands that came with the interpreter (axolotl, torchrun) be found without an activated environment."""
+        here, others = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)
+        ours = "steps" in self.context.payload  # the user's own command finds what the user's PATH says first
+        os.environ["PATH"] = os.pathsep.join([here, others] if ours else [others, here])
 
     def _secrets(self, names):
         """The values of the secrets that the job names, from its owner's store."""

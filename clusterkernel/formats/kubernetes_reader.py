@@ -1,0 +1,6 @@
+"""x"""
+
+from __future__ import annotations
+
+
+def read(): ...
