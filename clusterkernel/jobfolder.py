@@ -24,7 +24,7 @@ import msgspec
 from clusterkernel.errors import JobRootError, UnknownJobError
 from clusterkernel.records import End, JobRecord, Submission, user
 
-__all__ = ["WITHDRAWN", "JobFolder", "check_private", "write_atomic"]
+__all__ = ["WITHDRAWN", "JobFolder", "check_private", "make_private", "write_atomic"]
 
 # Who holds the claims of a job that is not to run any more.
 WITHDRAWN: Final = "withdrawn"
@@ -42,6 +42,15 @@ def write_atomic(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def make_private(path: Path) -> None:
+    """Make a folder and those above it that are not there yet, all for their owner alone."""
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:  # `parents=True` would leave those above to the umask
+        make_private(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
 
 
 def _read(path: Path) -> bytes:
@@ -127,6 +136,10 @@ class JobFolder:
     def out(self, attempt: int = 0, task: int = 0, rank: int = 0) -> Path:
         """What one process left: its output, metrics and results."""
         return self.path / "out" / str(attempt) / f"{task}.{rank}"
+
+    def launch_log(self, platform_id: str) -> Path:
+        """What was printed on the platform before the supervisor started."""
+        return self.path / "batch" / f"{platform_id}.log"
 
     def submission(self) -> Submission | None:
         """The platform's answer, once there is one."""

@@ -16,7 +16,7 @@ import msgspec
 
 import clusterkernel.runtime
 from clusterkernel.errors import ClusterKernelError, JobRootError, UnknownJobError
-from clusterkernel.jobfolder import JobFolder, check_private, write_atomic
+from clusterkernel.jobfolder import JobFolder, check_private, make_private, write_atomic
 from clusterkernel.records import JobRecord
 
 __all__ = ["JobRoot", "default_root", "identity"]
@@ -58,7 +58,7 @@ class JobRoot:
             It cannot be made or written, or another user could write to it.
         """
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self.path)
             check_private(self.path)
             if not os.access(self.path, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

@@ -322,7 +322,10 @@ class Job(concurrent.futures.Future[Any]):
             raise ClusterKernelError(
                 f"Job {self.id} has no process {rank}.", hint=f"It has 0 to {self.spec.processes - 1}."
             )
-        return logs.tail(self.out(rank), lines, stream)
+        said = logs.tail(self.out(rank), lines, stream)
+        if not said and self.state is JobState.LAUNCH_FAILED and self.platform_id:
+            said = logs.launch_tail(self.folder.launch_log(self.platform_id), lines)
+        return said
 
     def follow(self, stream: str = "both", rank: int = 0, *, tail: int | None = None) -> Iterator[str]:
         """What it prints, as it comes, until its end.

@@ -196,6 +196,17 @@ def tail(out: Path, lines: int | None, stream: str = "both", *, limit: int = TAI
     return "\n".join(shown if lines is None else shown[-lines:] if lines else [])
 
 
+def launch_tail(path: Path, lines: int | None) -> str:
+    """The last lines of what was printed before a supervisor could keep it; empty where there is nothing."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            said = file.read().decode("utf-8", "replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return "\n".join(said if lines is None else said[-lines:] if lines else [])
+
+
 def _overwritten(line: str) -> str:
     """A line as a terminal shows it after its carriage returns."""
     if "\r" not in line:

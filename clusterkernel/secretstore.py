@@ -1,7 +1,8 @@
 """The user's own store of secrets: one file, mode 0600, outside every job folder.
 
 A job is given names; its supervisor reads the values when it starts the
-payload. Nothing else of ours writes a value down or passes it on.
+payload. Nothing else of ours writes a value down or passes it on. What the
+user's own code does with a value, such as printing it, is the user's business.
 """
 
 from __future__ import annotations
@@ -9,14 +10,26 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import stat
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from clusterkernel.errors import SpecError, nearest
-from clusterkernel.jobfolder import write_atomic
+from clusterkernel.jobfolder import make_private, write_atomic
+from clusterkernel.spec import Environment
 
-__all__ = ["forget", "names", "require", "save", "store_file"]
+__all__ = ["forget", "names", "refuse_in_script", "require", "save", "store_file"]
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Variables that hold a secret wherever they are met.
+_SECRET: Final = re.compile(
+    r"(?:^|_)(?:TOKEN|API_?KEY|SECRET(?:_ACCESS)?(?:_KEY)?|ACCESS_KEY|PRIVATE_KEY|PASSPHRASE)$|PASSW(?:OR)?D$",
+    re.IGNORECASE,
+)
+# A value that stands there itself: not what another variable, a command or a file gives, and not nothing.
+_ASSIGNED: Final = re.compile(r"""(?<![\w$.-])([A-Za-z_]\w*)=(?=[^\s;&|])(?!["']?[$`<])(?!["']{2})""")
 
 
 def store_file() -> Path:
@@ -29,15 +42,43 @@ def store_file() -> Path:
 def _read() -> dict[str, str]:
     path = store_file()
     try:
-        about = os.stat(path)
-        if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
-            raise SpecError(f"{path} can be read by others.", field="--secrets", hint=f"chmod 600 {path}")
-        values = json.loads(path.read_bytes())
+        _check_folder(path.parent)
+        with open(path, "rb") as file:
+            about = os.fstat(file.fileno())
+            if about.st_uid != os.geteuid():
+                raise SpecError(
+                    f"{path} belongs to another user.",
+                    field="--secrets",
+                    hint="Remove it, or set CLUSTERKERNEL_SECRETS to a file of yours.",
+                )
+            if stat.S_IMODE(about.st_mode) & 0o077:
+                raise SpecError(
+                    f"{path} is open to other users.", field="--secrets", hint=f"chmod 600 {shlex.quote(str(path))}"
+                )
+            values = json.loads(file.read())
+        if not isinstance(values, dict):
+            raise ValueError
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise SpecError(
+            f"{path} cannot be read: {error.strerror}.", field="--secrets", hint="Set CLUSTERKERNEL_SECRETS to another."
+        ) from error
     except ValueError:
         raise SpecError(f"{path} is damaged.", field="--secrets", hint="Remove it and set the secrets again.") from None
     return {str(name): str(value) for name, value in values.items()}
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder in which another user could put a file in the place of ours."""
+    about = os.stat(folder)
+    open_to_all = about.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not about.st_mode & stat.S_ISVTX
+    if about.st_uid not in (os.geteuid(), 0) or open_to_all:
+        raise SpecError(
+            f"Another user can write to {folder}, where the secrets lie.",
+            field="--secrets",
+            hint=f"chmod go-w {shlex.quote(str(folder))}, or set CLUSTERKERNEL_SECRETS to a file elsewhere.",
+        )
 
 
 def names() -> list[str]:
@@ -51,14 +92,16 @@ def save(name: str, value: str) -> None:
     Raises
     ------
     SpecError
-        The name is not that of an environment variable, or the value is empty.
+        The name is not that of an environment variable, the value is empty, or
+        the store cannot be used.
     """
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise SpecError(f"{name!r} is not a variable's name.", field="--secrets", hint="Write it as HF_TOKEN.")
+    if not _NAME.fullmatch(name):
+        # What stands behind an equals sign may be the value.
+        shown = name.partition("=")[0][:60]
+        raise SpecError(f"{shown!r} is not a variable's name.", field="--secrets", hint="Write it as HF_TOKEN.")
     if not value or "\0" in value:
         raise SpecError(f"The secret {name} has no value.", field="--secrets", hint="Give it one.")
-    values = {**_read(), name: value}
-    _write(values)
+    _write({**_read(), name: value})
 
 
 def forget(name: str) -> bool:
@@ -72,17 +115,58 @@ def forget(name: str) -> bool:
 
 def _write(values: dict[str, str]) -> None:
     path = store_file()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_atomic(path, json.dumps(values).encode())
+    try:
+        make_private(path.parent)
+        _check_folder(path.parent)
+        write_atomic(path, json.dumps(values).encode())
+    except OSError as error:
+        raise SpecError(
+            f"{path} cannot be written: {error.strerror}.",
+            field="--secrets",
+            hint="Set CLUSTERKERNEL_SECRETS to a file that can.",
+        ) from error
 
 
 def require(wanted: Iterable[str]) -> None:
-    """Refuse a job that asks for a secret which the store lacks."""
+    """Refuse a job that asks for a secret which the store lacks.
+
+    Raises
+    ------
+    SpecError
+        It does, or the store cannot be used.
+    """
+    if not (wanted := list(wanted)):
+        return
     known = _read()
     for name in wanted:
         if name not in known:
+            near = f"{nearest(name, known)} " if known else ""
             raise SpecError(
-                f"There is no secret {name}.",
-                field="--secrets",
-                hint=nearest(name, known) if known else f"%cluster_secret set {name} keeps it.",
+                f"There is no secret {name}.", field="--secrets", hint=f"{near}%cluster_secret set {name} keeps it."
             )
+
+
+def refuse_in_script(environment: Environment, *, field: str = "--env") -> None:
+    """Refuse a secret that would stand in the job's script, which lies in its folder and which Slurm stores.
+
+    Parameters
+    ----------
+    environment : Environment
+        Of the job.
+    field : str
+        How the person named its variables.
+
+    Raises
+    ------
+    SpecError
+        A variable, or an assignment in a setup line, has a name that only secrets have, and a value.
+    """
+    found = [(field, name) for name, value in environment.env.items() if value and _SECRET.search(name)]
+    for line in environment.setup:
+        found += [("--setup", name) for name in _ASSIGNED.findall(line) if _SECRET.search(name)]
+    for where, name in found:
+        raise SpecError(
+            f"{where} would write {name} into the job's script, where others may read it.",
+            field=where,
+            hint=f"Keep it with %cluster_secret set {name}, and ask for it with --secrets {name}.",
+        )

@@ -21,8 +21,8 @@ __all__ = ["Outcome", "TaskTruth"]
 # to be seen over NFS (attribute caches: 3 to 60 s; acregmin is 3 s).
 OUTCOME_GRACE: Final = 8.0
 SHELL_GRACE: Final = 0.5
-# The same for what a record could not change much: with two questions 5 s apart it makes less than 10 s.
-WORD_GRACE: Final = 4.0
+# The same for what a record could not change much: with a question every 5 s it makes less than 10 s.
+WORD_GRACE: Final = 3.0
 # Exit 0 and no outcome: the slowest cache there is, and then some.
 FINISHING_GRACE: Final = 90.0
 # A signal from outside ended it, and only the platform knows why: until it says so (its epilog may run first).

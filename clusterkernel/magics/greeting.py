@@ -71,7 +71,7 @@ def _newest(root: JobRoot) -> list[JobView]:
     with contextlib.closing(Ledger(root.path)) as ledger:
         known = index.sync(root, ledger)
     newest = [known[job] for job in sorted(known, key=int)[-_NEWEST:]]
-    ended = [msgspec.json.decode(summary, type=JobView) for summary in newest if summary is not None]
+    ended = [msgspec.json.decode(summary, type=JobView) for summary in newest if summary]
     if len(ended) == len(newest):
         return ended
     from clusterkernel import submission  # 25 ms: only where some job may live

@@ -71,12 +71,10 @@ def jobs(kernel: ClusterKernel, args: argparse.Namespace) -> pd.DataFrame:
     """``%cluster_jobs``."""
     from clusterkernel import frames, submission
 
-    views = submission.summaries()
-    if args.state:
-        word = args.state.upper()
-        if word not in JobState.__members__:
-            raise UsageError(f"--state = {args.state!r} is not a state. {nearest(word, JobState.__members__)}")
-        views = [view for view in views if view.state is JobState[word]]
+    word = (args.state or "").upper()
+    if word and word not in JobState.__members__:
+        raise UsageError(f"--state = {args.state!r} is not a state. {nearest(word, JobState.__members__)}")
+    views = [view for view in submission.summaries() if not word or view.state is JobState[word]]
     if not args.all:
         last = {view.id for view in [view for view in views if view.state.terminal][-_RECENT:]}
         views = [view for view in views if not view.state.terminal or view.id in last]
@@ -102,10 +100,10 @@ def status(kernel: ClusterKernel, args: argparse.Namespace) -> None:
 
 def logs(kernel: ClusterKernel, args: argparse.Namespace) -> None:
     """``%cluster_logs``."""
-    job = single(one_job(args.ID), "%cluster_logs")
     stream = "stderr" if args.stderr else "both"
     rank = number(args.rank, "--rank", 0)
     lines = number(args.lines, "-n", _LINES)
+    job = single(one_job(args.ID), "%cluster_logs")
     if args.follow:
         follow(job, stream, rank, lines)
         return

@@ -147,23 +147,25 @@ def follow_up(kernel: ClusterKernel, made: Job | JobArray, *, as_name: str = "",
         kernel.shell.user_ns[as_name] = made
     if made.done():
         kernel.deliveries.collect()
-    kernel.cards.show(made)
-    if interrupted is not None:
-        raise interrupted
+    with interruptible(jobs):
+        kernel.cards.show(made)
+        if interrupted is not None:
+            raise interrupted
+        if wait:
+            if len(jobs) == 1 and not in_kernel(kernel.shell):
+                follow(jobs[0], "both", 0, 0)  # a terminal has no card that could show it
+            wait_for(jobs)
     if wait:
-        if len(jobs) == 1 and not in_kernel(kernel.shell):
-            follow(jobs[0], "both", 0, 0)  # a terminal has no card that could show it
         finish(kernel, jobs)
     return made
 
 
-def finish(kernel: ClusterKernel, jobs: Sequence[Job], timeout: float | None = None) -> None:
-    """Wait for jobs whose cards are shown, take their names, and raise where one ended badly."""
-    wait_for(jobs, timeout=timeout)
+def finish(kernel: ClusterKernel, jobs: Sequence[Job]) -> None:
+    """Take the names of jobs that have ended, show their last cards, and raise where one ended badly."""
     kernel.deliveries.collect()
     kernel.cards.flush()
     for job in jobs:
-        if job.done() and (error := job.exception()) is not None:
+        if (error := job.exception()) is not None:
             raise error
 
 

@@ -30,7 +30,7 @@ _CHUNK = 1 << 16
 ORDER = struct.Struct("<cId")
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_ABANDONED = "What had started its supervisor was killed: the batch shell, or Slurm's own process on the node."
+_ABANDONED = "What had started its supervisor was killed: the batch shell, or the runner."
 _RETRIED = ("FAILED", "DIED", "OUT_OF_MEMORY")
 
 

@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,6 +57,9 @@ def _remove(folder: Path) -> None:
     with _locked(folder):
         if folder.exists():
             SlurmCluster(folder).down()
+            for line in Path("/proc/self/mountinfo").read_text().splitlines():
+                if (place := line.split()[4]).startswith(f"{folder}/"):
+                    subprocess.run(["umount", "-l", place], check=False)
             shutil.rmtree(folder)
     Path(f"{folder}.lock").unlink(missing_ok=True)
 
@@ -127,19 +131,32 @@ def slurm_strict(tmp_path_factory: pytest.TempPathFactory) -> SlurmCluster:
     return _shared_cluster("strict", tmp_path_factory)
 
 
-@pytest.fixture
-def slurm_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., SlurmCluster]]:
-    """A maker of clusters of the test's own, to break; its keywords are those of Options."""
+@contextmanager
+def own_clusters(factory: pytest.TempPathFactory) -> Iterator[Callable[..., SlurmCluster]]:
+    """A maker of clusters that end with the context; its keywords are those of Options.
+
+    `prepare` is called with the folder of the cluster before it starts: what is mounted there, all nodes see.
+    """
     made: list[Path] = []
 
-    def make(**options: Any) -> SlurmCluster:
-        options["shared"] = (_temporary(tmp_path_factory), *options.get("shared", ()))
+    def make(*, prepare: Callable[[Path], None] = lambda _: None, **options: Any) -> SlurmCluster:
+        options["shared"] = (_temporary(factory), *options.get("shared", ()))
         made.append(folder := Path(tempfile.mkdtemp(prefix=f"ck-{os.environ[_RUN]}-own", dir=_BASE)))
+        prepare(folder)
         try:
             return SlurmCluster(folder, Options(**options)).up()
         except ClusterError as error:
             pytest.fail(f"slurm: {error}", pytrace=False)
 
-    yield make
-    for folder in made:
-        _remove(folder)
+    try:
+        yield make
+    finally:
+        for folder in made:
+            _remove(folder)
+
+
+@pytest.fixture
+def slurm_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., SlurmCluster]]:
+    """A maker of clusters of the test's own, to break; its keywords are those of Options."""
+    with own_clusters(tmp_path_factory) as make:
+        yield make

@@ -110,7 +110,7 @@ class Kernel:
 
     def running(self, job: Any) -> Any:
         """Wait until the job's code says that it is here."""
-        self.until(lambda: "here" in job.logs() or job.state.terminal, f"the first line of job {job.id}")
+        self.until(lambda: "last words" in job.logs() or job.state.terminal, f"the first line of job {job.id}")
         assert not job.state.terminal, f"job {job.id} is {job.state}: {job.reason}"
         return job
 
@@ -139,7 +139,7 @@ class Kernel:
 def sleep_on() -> None:
     import time
 
-    print("here", flush=True)
+    print("last words", flush=True)
     time.sleep(600)
 
 
@@ -197,7 +197,7 @@ def exit_code(kernel: Kernel) -> Death:
     def leave() -> None:
         import os
 
-        print("here", flush=True)
+        print("last words", flush=True)
         os._exit(9)
 
     return Death(kernel.submit(leave))
@@ -217,7 +217,7 @@ def payload_crashes(kernel: Kernel) -> Death:
         import os
         import signal
 
-        print("here", flush=True)
+        print("last words", flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
 
     return Death(kernel.submit(crash))
@@ -274,10 +274,17 @@ def refused(kernel: Kernel) -> Death:
     return Death(kernel.submit(sleep_on, partition="nowhere"))
 
 
+class Skipped(Exception):
+    """This machine cannot do it."""
+
+
 @death(*SLURM)
 def out_of_memory(kernel: Kernel) -> Death:
+    if not kernel.cluster.cgroups:
+        raise Skipped("Slurm cannot limit memory here: no cgroup v1 that it may write")
+
     def grow() -> None:
-        print("here", flush=True)
+        print("last words", flush=True)
         blocks = []
         while True:
             blocks.append(bytes(1 << 20) + b"x")
@@ -305,7 +312,7 @@ def result_does_not_pickle(kernel: Kernel) -> Death:
     def lock() -> dict[str, Any]:
         import threading
 
-        print("here")
+        print("last words")
         return {"inner": [threading.Lock()]}
 
     return Death(kernel.submit(lock))
@@ -316,7 +323,7 @@ def result_does_not_fit(kernel: Kernel) -> Death:
     """The disk of the job's folder has no room for the result."""
 
     def large() -> bytes:
-        print("here", flush=True)
+        print("last words", flush=True)
         return bytes(64 << 20)
 
     return Death(_on_small_disk(kernel, large))
@@ -329,7 +336,7 @@ def disk_is_full(kernel: Kernel) -> Death:
     def fill() -> int:
         import os
 
-        print("here", flush=True)
+        print("last words", flush=True)
         place = os.path.dirname(os.environ["CLUSTERKERNEL_JOB_DIR"])
         for size in (1 << 20, 1 << 12, 1):
             try:
@@ -364,6 +371,28 @@ def outcome_is_torn(kernel: Kernel) -> Death:
 @death()
 def launcher_killed(kernel: Kernel) -> Death:
     """As torchrun: its workers have sessions of their own and would train on."""
+    return _workers_lose(kernel, "payload")
+
+
+@death()
+def workers_lose_supervisor(kernel: Kernel) -> Death:
+    return _workers_lose(kernel, "supervisor")
+
+
+@death()
+def workers_lose_shell(kernel: Kernel) -> Death:
+    return _workers_lose(kernel, "shell")
+
+
+def _workers_lose(kernel: Kernel, whom: str) -> Death:
+    job, workers = _launched(kernel)
+    pids, at = kernel.pids(job), time.time()
+    os.kill(getattr(pids, whom), 9)
+    return Death(job, at, notes={"left": lambda: any(processes.start_time(pid) for pid in workers)})
+
+
+def _launched(kernel: Kernel) -> tuple[Any, list[int]]:
+    """A job with workers in sessions of their own, and these."""
 
     def launch() -> None:
         import subprocess
@@ -372,16 +401,14 @@ def launcher_killed(kernel: Kernel) -> Death:
 
         code = "import time; time.sleep(600)"
         workers = [subprocess.Popen([sys.executable, "-c", code], start_new_session=True) for _ in range(2)]
-        print("workers", *[worker.pid for worker in workers], "here", flush=True)
+        print("workers", *[worker.pid for worker in workers], "last words", flush=True)
         time.sleep(600)
 
     job = kernel.running(kernel.submit(launch))
     workers = [int(word) for word in job.logs().split() if word.isdigit()]
     assert len(workers) == 2
     assert all(processes.start_time(pid) for pid in workers)
-    pids, at = kernel.pids(job), time.time()
-    os.kill(pids.payload, 9)
-    return Death(job, at, notes={"left": lambda: any(processes.start_time(pid) for pid in workers)})
+    return job, workers
 
 
 @death()
@@ -392,7 +419,7 @@ def silence(kernel: Kernel) -> Death:
     def wait() -> int:
         import time
 
-        print("here", flush=True)
+        print("last words", flush=True)
         while not go.exists():
             time.sleep(0.05)
         return 5
@@ -435,7 +462,7 @@ def node_is_cut_off(kernel: Kernel) -> Death:
         import time
 
         attempt = int(os.environ["CLUSTERKERNEL_ATTEMPT"])
-        print("here", flush=True)
+        print("last words", flush=True)
         (marks / f"{attempt}").write_text(str(os.getpid()))
         if attempt == 0:
             time.sleep(600)
@@ -460,7 +487,7 @@ def controller_restarts(kernel: Kernel) -> Death:
     def wait(name: str) -> str:
         import time
 
-        print("here", flush=True)
+        print("last words", flush=True)
         while name != "queued" and not (go / name).exists():
             time.sleep(0.05)
         return name
@@ -478,13 +505,12 @@ def controller_restarts(kernel: Kernel) -> Death:
     (go / "ends").touch()
     assert running[0].result(CEILING) == "ends"
     during = [str(job.state) for job in jobs]
-    time_down = time.monotonic()
     kernel.cluster.start_controller()
     kernel.until(lambda: kernel.slurm("squeue", "-h", "-j", queued.platform_id, check=False), "the queue")
     kernel.slurm("scontrol", "release", queued.platform_id)
     (go / "runs").touch()
     values = [job.result(CEILING) for job in jobs]
-    return Death(running[1], notes={"during": during, "values": values, "down": time.monotonic() - time_down})
+    return Death(running[1], notes={"during": during, "values": values, "ends": len(seen)})
 
 
 # -- writing it down -----------------------------------------------------------------
@@ -510,6 +536,7 @@ def look(name: str, found: Death, seconds: float | None) -> dict[str, Any]:
         "platform_id": job.platform_id,
         "job": job.id,
         "left": bool(left()) if callable(left) else False,
+        "load": os.getloadavg()[0],
         "notes": {key: value for key, value in found.notes.items() if not callable(value)},
     }
 
@@ -523,8 +550,15 @@ def die(kernel: Kernel, name: str, cause: Callable[[Kernel], Death]) -> dict[str
         found.job.wait(found.ceiling)
         at = found.at if found.at is not None else kernel.known_at(found.job)
         return look(name, found, ended[0] - at if ended and at is not None else None)
+    except Skipped as skipped:
+        return {"case": name, "skipped": str(skipped)}
     except (ClusterKernelError, AssertionError, OSError, RuntimeError) as error:
         return {"case": name, "failure": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+
+
+def platforms() -> dict[str, tuple[str, ...]]:
+    """On which platforms there is each death."""
+    return {name: kinds for name, (_, kinds, _) in _CASES.items()}
 
 
 def cases(kind: str, phase: int) -> Iterator[tuple[str, Callable[[Kernel], Death]]]:
