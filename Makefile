@@ -21,7 +21,7 @@ help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 run: $(VENV)/.run ## Install the product and run notebooks/quickstart.ipynb on this machine (about a minute)
-	@$(PY) notebooks/run.py notebooks/quickstart.ipynb
+	@$(PY) notebooks/run.py notebooks/quickstart.ipynb $(ARGS)
 
 lab: $(VENV)/.lab ## Open the quickstart in JupyterLab
 	@$(PY) -m jupyterlab $$([ "$$(id -u)" != 0 ] || echo --allow-root) notebooks/quickstart.ipynb $(ARGS)

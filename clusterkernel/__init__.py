@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from clusterkernel.runtime.metrics import progress as progress
     from clusterkernel.spec import JobSpec as JobSpec
     from clusterkernel.states import JobState as JobState
+    from clusterkernel.tables import accounting as accounting
     from clusterkernel.tables import jobs as jobs
+    from clusterkernel.tables import nodes as nodes
+    from clusterkernel.tables import queue as queue
 
 # Public name -> the module that has it. They are looked up at first use: importing this package must cost nothing,
 # since it happens in every kernel that loads the extension and in every job that calls `log`.
@@ -42,11 +45,14 @@ _LAZY: Final = {
     "JobArray": "clusterkernel.arrays",
     "JobSpec": "clusterkernel.spec",
     "JobState": "clusterkernel.states",
+    "accounting": "clusterkernel.tables",
     "job": "clusterkernel.lookup",
     "jobs": "clusterkernel.tables",
     "log": "clusterkernel.runtime.metrics",
+    "nodes": "clusterkernel.tables",
     "plan": "clusterkernel.executor",
     "progress": "clusterkernel.runtime.metrics",
+    "queue": "clusterkernel.tables",
 }
 
 __all__ = [
@@ -57,11 +63,14 @@ __all__ = [
     "JobSpec",
     "JobState",
     "__version__",
+    "accounting",
     "job",
     "jobs",
     "log",
+    "nodes",
     "plan",
     "progress",
+    "queue",
 ]
 
 

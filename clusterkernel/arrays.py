@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
@@ -134,11 +135,26 @@ class JobArray(Sequence[Job]):
             values += value if self.chunksize > 1 else [value]
         return values
 
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        for job in self._jobs:
+            yield from job.__await__()
+        return self.results()
+
+    @functools.cached_property
+    def _payload(self) -> dict[str, Any]:
+        payload: dict[str, Any] = msgspec.json.decode((self.folder.payload / "payload.json").read_bytes())
+        return payload
+
     @property
     def chunksize(self) -> int:
         """Items of each task."""
-        payload = msgspec.json.decode((self.folder.payload / "payload.json").read_bytes())
-        return int(payload.get("chunk", 1))
+        return int(self._payload.get("chunk", 1))
+
+    @property
+    def labels(self) -> list[str]:
+        """The items of each task in short, its id where they say nothing."""
+        given = self._payload.get("labels") or [""] * len(self)
+        return [label or job.id for label, job in zip(given, self._jobs, strict=True)]
 
     def cancel(self) -> bool:
         """End all tasks that have not ended. False where all have."""
@@ -151,19 +167,28 @@ class JobArray(Sequence[Job]):
         """One row a task: its state and the last value of each metric."""
         from clusterkernel import frames
 
-        table = frames.jobs_frame([msgspec.to_builtins(job.summary(tail=0)) for job in self._jobs])
-        for row, job in enumerate(self._jobs):
-            for name, value in job.latest().items():
-                table.loc[row, name] = value
+        views = [job.summary(tail=0) for job in self._jobs]
+        table = frames.jobs_frame([msgspec.to_builtins(view) for view in views])
+        table.insert(1, "item", self.labels)
+        for name in dict.fromkeys(name for view in views for name in view.latest):
+            table[name] = [view.latest.get(name) for view in views]
+            table[name] = table[name].astype("Int64" if name == "step" else "float64")
         return table
 
     def metrics(self) -> pd.DataFrame:
         """The metrics of all tasks, with a column ``task`` first."""
+        return self._joined(Job.metrics)
+
+    def usage(self) -> pd.DataFrame:
+        """What all tasks used over time, with a column ``task`` first."""
+        return self._joined(Job.usage)
+
+    def _joined(self, of: Callable[[Job], pd.DataFrame]) -> pd.DataFrame:
         import pandas as pd
 
         tables = []
         for task, job in enumerate(self._jobs):
-            table = job.metrics()
+            table = of(job)
             table.insert(0, "task", task)
             tables.append(table)
         filled = [table for table in tables if len(table)] or tables[:1]
@@ -192,12 +217,14 @@ class JobArray(Sequence[Job]):
             from matplotlib import pyplot
 
             ax = pyplot.figure().gca()
+        labels = self.labels
         for task, part in table.dropna(subset=[metric]).groupby("task"):
             across = part[x] if part[x].notna().all() else range(len(part))
-            ax.plot(across, part[metric], label=self._jobs[int(task)].id)
+            ax.plot(across, part[metric], label=labels[int(task)])
         ax.set_xlabel(x)
         ax.set_ylabel(metric)
-        ax.legend()
+        if ax.lines:  # none before the first value was logged
+            ax.legend()
         return ax
 
     def summary(self) -> JobView:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import concurrent.futures
+import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterkernel import arrays, fields, profiles, submission
+from clusterkernel import arrays, fields, profiles, secretstore, submission
 from clusterkernel.backends import registry
 from clusterkernel.backends.base import Plan
-from clusterkernel.errors import ClusterKernelError
+from clusterkernel.errors import ClusterKernelError, PayloadError
 from clusterkernel.jobs import Job
 from clusterkernel.spec import JobSpec
 
@@ -52,6 +53,7 @@ class Executor(concurrent.futures.Executor):
         origins = {name: where for name, where in base.origins.items() if name not in wanted}
         origins.update({name: name for name in wanted})
         self.spec: JobSpec = fields.build(values, origins=origins)
+        secretstore.refuse_in_script(self.spec.environment, field="env")
         registry.get(self.spec.backend)
         self._submitted: list[Job] = []
         self._shut = False
@@ -68,6 +70,7 @@ class Executor(concurrent.futures.Executor):
         from clusterkernel.payload import function
 
         self._check_open()
+        _check_arguments(fn, args, kwargs)
         return self._send(function.build(fn, args, kwargs, modules_root=Path.cwd()))
 
     def _send(self, artefact: Artefact, wanted: JobSpec | None = None) -> Job:
@@ -167,8 +170,21 @@ class Executor(concurrent.futures.Executor):
 
 def plan(wanted: JobSpec) -> Plan:
     """What a backend would send for a spec, without sending it."""
-    complete = submission.complete(wanted)
+    complete = submission.complete(wanted, sending=False)
     return registry.get(complete.backend).plan(complete)
+
+
+def _check_arguments(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a call that cannot work before it waits in a queue for it."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return  # some built-in functions do not tell
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise PayloadError(f"{name} cannot be called so: {error}.", hint=f"It takes {name}{signature}.") from None
 
 
 def _star(fn: Callable[..., Any]) -> Callable[[tuple[Any, ...]], Any]:

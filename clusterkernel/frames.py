@@ -251,7 +251,9 @@ def _times(values: list[Any]) -> pd.Series[Any]:
 
     seconds = [value.timestamp() if isinstance(value, dt.datetime) else value for value in values]
     seconds = [float(value) if _is_time(value) else math.nan for value in seconds]
-    return pd.to_datetime(pd.Series(seconds, dtype="float64"), unit="s", utc=True).astype(_UTC_NS)
+    return (
+        pd.to_datetime(pd.Series(seconds, dtype="float64").round(3), unit="s", utc=True).dt.round("ms").astype(_UTC_NS)
+    )
 
 
 def _counts(values: list[Any]) -> pd.Series[Any]:

@@ -14,7 +14,6 @@ import functools
 import json
 import os
 import shlex
-import stat
 import time
 from pathlib import Path
 from typing import Final, TypeVar
@@ -23,6 +22,7 @@ import msgspec
 
 from clusterkernel.errors import JobRootError, UnknownJobError
 from clusterkernel.records import End, JobRecord, Submission, user
+from clusterkernel.runtime import private
 
 __all__ = ["WITHDRAWN", "JobFolder", "check_private", "make_private", "write_atomic"]
 
@@ -179,16 +179,15 @@ class JobFolder:
             Whether there was such a copy.
         """
         holder, known = self.holder(task), self.submission()
+        sent = known.platform_ids if known else ()
         base, _, index = holder.rpartition("_")
         first, count = 0, self.record.tasks
         if self.record.array and base and index.isdigit():
-            holder, first = base, max(0, task - int(index))
-            count -= first
-        if holder in ("", WITHDRAWN) or any(holder == job for job, _, _ in (known.platform_ids if known else ())):
+            holder, first = base, task - int(index)
+            # How many tasks a part holds is known from its twin alone.
+            count = next((size for _, start, size in sent if start == first), 0)
+        if holder in ("", WITHDRAWN) or not count or any(holder == job for job, _, _ in sent):
             return False
-        for _, start, size in known.platform_ids if known else ():
-            if start == first:
-                count = size
         self.add_submission(Submission(platform_ids=((holder, first, count),)), first=True)
         return True
 
@@ -242,16 +241,28 @@ class JobFolder:
         """Note that a notebook got what the job made."""
         write_atomic(self.path / "delivered.json", json.dumps({"names": names, "time": time.time()}).encode())
 
-    def verify(self) -> None:
-        """Refuse a folder that another user could have written to, before anything in it is unpickled.
+    def verify(self, *files: Path) -> None:
+        """Refuse what another user could have written to, before anything of it is unpickled.
+
+        Parameters
+        ----------
+        *files : Path
+            What is read beside the payload's own files; the folders above it are looked at, too.
 
         Raises
         ------
         JobRootError
-            The folder or its root belongs to, or can be written by, another; or it is gone.
+            A file, a folder or the root belongs to, or can be written by, another; or the folder is gone.
         """
         for path in (self.path.parent, self.path, self.payload):
             check_private(path)
+        paths = [*self.payload.glob("*.pkl")]
+        for file in files:
+            paths += [folder for folder in reversed(file.parents) if self.path in folder.parents]
+            paths.append(file)
+        for path in dict.fromkeys(paths):
+            with contextlib.suppress(FileNotFoundError):
+                _refuse(path, private.trouble(path))
 
     def size(self) -> int:
         """Bytes on disk."""
@@ -266,16 +277,14 @@ class JobFolder:
 def check_private(path: Path) -> None:
     """Raise `JobRootError` where somebody else could write to `path`."""
     try:
-        about = os.stat(path)
+        _refuse(path, private.trouble(path))
     except FileNotFoundError:
         raise JobRootError(f"{path} is not there any more.", hint="%cluster_jobs lists what is.") from None
-    if about.st_uid != os.geteuid():
-        raise JobRootError(
-            f"{path} belongs to another user, so nothing in it is loaded.",
-            hint="Set CLUSTERKERNEL_JOB_ROOT to a folder of yours.",
-        )
-    if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise JobRootError(
-            f"{path} can be written by another user, so nothing in it is loaded.",
-            hint=f"Check what is in it, then: chmod go-w {shlex.quote(str(path))}",
-        )
+
+
+def _refuse(path: Path, trouble: str) -> None:
+    if trouble:
+        mend = f"Check what is in it, then: chmod go-w {shlex.quote(str(path))}"
+        if "belongs" in trouble:
+            mend = "Set CLUSTERKERNEL_JOB_ROOT to a folder of yours."
+        raise JobRootError(f"{path} {trouble}, so nothing in it is loaded.", hint=mend)

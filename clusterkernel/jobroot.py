@@ -228,16 +228,16 @@ class JobRoot:
         self.ensure()
         temporary = target.with_name(f".{digest}.{os.urandom(4).hex()}")
         try:
-            target.parent.mkdir(mode=0o700, exist_ok=True)
+            make_private(target.parent)
             for name, data in files.items():
                 path = temporary / name
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private(path.parent)
                 path.write_bytes(data)
             with contextlib.suppress(OSError):  # another process was first, or the copy lost a file
                 os.rename(temporary, target)
             for name in _lacks(target, files):
                 path = target / name
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private(path.parent)
                 write_atomic(path, files[name])
         except OSError as error:
             raise JobRootError(

@@ -80,6 +80,11 @@ class Job(concurrent.futures.Future[Any]):
         return self.record.name
 
     @property
+    def task(self) -> int:
+        """Which task of its array it is; 0 where there is no array."""
+        return self._task
+
+    @property
     def backend(self) -> str:
         """Where it runs."""
         return self.record.spec.backend
@@ -398,8 +403,7 @@ class Job(concurrent.futures.Future[Any]):
         from clusterkernel import submission
 
         again = submission.rerun(self, changes or {}, fields)
-        assert isinstance(again, Job)
-        return again
+        return again if isinstance(again, Job) else again[0]
 
 
 def _with_patience(call: Callable[[], None], backend: str, patience: float = 30.0) -> None:

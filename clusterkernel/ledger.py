@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from clusterkernel.errors import JobRootError
+from clusterkernel.jobfolder import make_private
 from clusterkernel.jobroot import identity
 
 __all__ = ["Ledger", "local_dir"]
@@ -51,7 +52,7 @@ def local_dir() -> Path:
     """
     path = Path(os.environ.get("CLUSTERKERNEL_LOCAL_DIR") or f"/var/tmp/clusterkernel-{os.geteuid()}")
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(path)
         about = os.lstat(path)
     except OSError as error:
         raise JobRootError(

@@ -59,6 +59,12 @@ def result_dirs(job: Job, rank: int) -> list[Path]:
     return sorted(ranks, key=lambda path: int(path.name.removeprefix("rank-")))
 
 
+def _verify(job: Job, out: Path) -> None:
+    """Refuse what another user could have written to, before anything that a process left is unpickled."""
+    outputs = out / "outputs"
+    job.folder.verify(out, outputs, *out.glob("*.pkl"), *outputs.glob("*.pkl"))
+
+
 def value_of(job: Job) -> Any:
     """What the job returned (rank 0's).
 
@@ -73,16 +79,18 @@ def value_of(job: Job) -> Any:
         return None
     from clusterkernel.payload import results
 
-    job.folder.verify()
-    return results.load_result(result_dirs(job, 0)[0], namespace(), job.folder.payload)
+    out = result_dirs(job, 0)[0]
+    _verify(job, out)
+    return results.load_result(out, namespace(), job.folder.payload)
 
 
 def results_of(job: Job) -> list[Any]:
     """The return values of all ranks, by rank."""
     from clusterkernel.payload import results
 
-    job.folder.verify()
     dirs = [out for rank in range(job.spec.processes) for out in result_dirs(job, rank)]
+    for out in dirs:
+        _verify(job, out)
     return [
         results.load_result(out, namespace(), job.folder.payload) if (out / "result.pkl").is_file() else None
         for out in dirs
@@ -102,9 +110,9 @@ def error_of(job: Job) -> BaseException:
     if job.state is JobState.FAILED and told:
         from clusterkernel.payload import results
 
-        job.folder.verify()
         for rank in range(job.spec.processes):
             for out in result_dirs(job, rank):
+                _verify(job, out)
                 own = results.load_error(out, namespace(), job.folder.payload)
                 if isinstance(own, BaseException):
                     return _as_raised_there(own, error)
@@ -156,7 +164,7 @@ class Outputs(Mapping[str, Any]):
             raise ResultFailed(f"{name!r} of job {job.id} could not be saved: {error}", job_id=job.id)
         from clusterkernel.payload import results
 
-        job.folder.verify()
+        _verify(job, result_dirs(job, 0)[0])
         return results.load_output(self.path(name), namespace(), job.folder.payload)
 
     def path(self, name: str) -> Path:

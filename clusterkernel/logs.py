@@ -17,8 +17,19 @@ STREAMS: Final = {b"o": "stdout", b"e": "stderr"}
 TAIL_BYTES: Final = 1 << 18
 # The end of a character whose beginning was cut off.
 _CUT: Final = re.compile(rb"\A[\x80-\xbf]{1,3}")
+# No piece of output is larger, and none of another century.
+_PIECE: Final = 1 << 20
+_DISTANT: Final = 1e10
 # How often the sizes of files that grow are looked at until they hold still.
 _LOOKS: Final = 20
+
+
+def _piece(data: bytes, at: int) -> tuple[str, int] | None:
+    """One record of the order: stream and bytes; None where it is not one (records after half a one read so)."""
+    code, size, when = ORDER.unpack_from(data, at)
+    if code not in STREAMS or not 0 < size <= _PIECE or not 0 <= when < _DISTANT:
+        return None
+    return STREAMS[code], size
 
 
 def _size(path: Path) -> int:
@@ -92,10 +103,11 @@ class Reader:
                 file.seek(self._order)
                 while total < limit and not self._disordered and (data := file.read(ORDER.size << 12)):
                     for start in range(0, len(data) - ORDER.size + 1, ORDER.size):
-                        code, size, _ = ORDER.unpack_from(data, start)
-                        if (stream := STREAMS.get(code)) is None:
+                        piece = _piece(data, start)
+                        if piece is None:
                             self._disordered = True
                             break
+                        stream, size = piece
                         self._order += ORDER.size
                         total += size
                         if runs and runs[-1][0] == stream:
@@ -137,12 +149,13 @@ class Reader:
                 file.seek(start)
                 block = file.read(order - start)
                 for at in range(len(block) - ORDER.size, -1, -ORDER.size):
-                    code, length, _ = ORDER.unpack_from(block, at)
-                    if code not in STREAMS:
+                    piece = _piece(block, at)
+                    if piece is None:
                         self._disordered = True
                         self._offsets = {name: max(0, _size(self.out / name) - size // 2) for name in self._offsets}
                         return
-                    ends[STREAMS[code]] -= length
+                    stream, length = piece
+                    ends[stream] -= length
                     order -= ORDER.size
                     taken += length
                     if taken >= size:

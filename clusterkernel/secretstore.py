@@ -7,7 +7,6 @@ user's own code does with a value, such as printing it, is the user's business.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -16,6 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from clusterkernel.errors import SpecError, nearest
 from clusterkernel.jobfolder import make_private, write_atomic
 from clusterkernel.spec import Environment
@@ -23,13 +24,10 @@ from clusterkernel.spec import Environment
 __all__ = ["forget", "names", "refuse_in_script", "require", "save", "store_file"]
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Variables that hold a secret wherever they are met.
-_SECRET: Final = re.compile(
-    r"(?:^|_)(?:TOKEN|API_?KEY|SECRET(?:_ACCESS)?(?:_KEY)?|ACCESS_KEY|PRIVATE_KEY|PASSPHRASE)$|PASSW(?:OR)?D$",
-    re.IGNORECASE,
-)
 # A value that stands there itself: not what another variable, a command or a file gives, and not nothing.
-_ASSIGNED: Final = re.compile(r"""(?<![\w$.-])([A-Za-z_]\w*)=(?=[^\s;&|])(?!["']?[$`<])(?!["']{2})""")
+_ASSIGNED: Final = re.compile(r"""(?<![\w$.-])([A-Za-z_]\w*)=(?!["']?[$`<])(?!["']{2})([^\s;&|]+)""")
+_PASSWORD: Final = re.compile(r"PASSW(?:OR)?D$", re.IGNORECASE)
+_PATH: Final = re.compile(r"[\"']?[~/.]")
 
 
 def store_file() -> Path:
@@ -44,29 +42,27 @@ def _read() -> dict[str, str]:
     try:
         _check_folder(path.parent)
         with open(path, "rb") as file:
-            about = os.fstat(file.fileno())
-            if about.st_uid != os.geteuid():
-                raise SpecError(
-                    f"{path} belongs to another user.",
-                    field="--secrets",
-                    hint="Remove it, or set CLUSTERKERNEL_SECRETS to a file of yours.",
-                )
-            if stat.S_IMODE(about.st_mode) & 0o077:
-                raise SpecError(
-                    f"{path} is open to other users.", field="--secrets", hint=f"chmod 600 {shlex.quote(str(path))}"
-                )
-            values = json.loads(file.read())
-        if not isinstance(values, dict):
-            raise ValueError
+            about, data = os.fstat(file.fileno()), file.read()
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise SpecError(
             f"{path} cannot be read: {error.strerror}.", field="--secrets", hint="Set CLUSTERKERNEL_SECRETS to another."
         ) from error
-    except ValueError:
+    if about.st_uid != os.geteuid():
+        raise SpecError(
+            f"{path} belongs to another user.",
+            field="--secrets",
+            hint="Remove it, or set CLUSTERKERNEL_SECRETS to a file of yours.",
+        )
+    if stat.S_IMODE(about.st_mode) & 0o077:
+        raise SpecError(
+            f"{path} is open to other users.", field="--secrets", hint=f"chmod 600 {shlex.quote(str(path))}"
+        )
+    try:
+        return msgspec.json.decode(data, type=dict[str, str])
+    except msgspec.DecodeError:
         raise SpecError(f"{path} is damaged.", field="--secrets", hint="Remove it and set the secrets again.") from None
-    return {str(name): str(value) for name, value in values.items()}
 
 
 def _check_folder(folder: Path) -> None:
@@ -101,7 +97,7 @@ def save(name: str, value: str) -> None:
         raise SpecError(f"{shown!r} is not a variable's name.", field="--secrets", hint="Write it as HF_TOKEN.")
     if not value or "\0" in value:
         raise SpecError(f"The secret {name} has no value.", field="--secrets", hint="Give it one.")
-    _write({**_read(), name: value})
+    _write({**_read(), name: str(value)})  # a subclass of `str` would not be written
 
 
 def forget(name: str) -> bool:
@@ -118,7 +114,7 @@ def _write(values: dict[str, str]) -> None:
     try:
         make_private(path.parent)
         _check_folder(path.parent)
-        write_atomic(path, json.dumps(values).encode())
+        write_atomic(path, msgspec.json.encode(values))
     except OSError as error:
         raise SpecError(
             f"{path} cannot be written: {error.strerror}.",
@@ -147,7 +143,7 @@ def require(wanted: Iterable[str]) -> None:
 
 
 def refuse_in_script(environment: Environment, *, field: str = "--env") -> None:
-    """Refuse a secret that would stand in the job's script, which lies in its folder and which Slurm stores.
+    """Refuse a secret that would stand in the job's script.
 
     Parameters
     ----------
@@ -159,14 +155,23 @@ def refuse_in_script(environment: Environment, *, field: str = "--env") -> None:
     Raises
     ------
     SpecError
-        A variable, or an assignment in a setup line, has a name that only secrets have, and a value.
+        A variable, or an assignment in a setup line, has a name that secrets have, and a value; or a value has
+        the form of a key.
     """
-    found = [(field, name) for name, value in environment.env.items() if value and _SECRET.search(name)]
+    given = [(field, name, value) for name, value in environment.env.items()]
     for line in environment.setup:
-        found += [("--setup", name) for name in _ASSIGNED.findall(line) if _SECRET.search(name)]
-    for where, name in found:
-        raise SpecError(
-            f"{where} would write {name} into the job's script, where others may read it.",
-            field=where,
-            hint=f"Keep it with %cluster_secret set {name}, and ask for it with --secrets {name}.",
-        )
+        given += [("--setup", name, value) for name, value in _ASSIGNED.findall(line)]
+        given.append(("--setup", "", line))
+    if not given:
+        return
+    from clusterkernel.formats import secrets
+
+    for where, name, value in given:
+        telling = (secrets.is_name(name) or _PASSWORD.search(name)) and value and not _PATH.match(value)
+        if telling or secrets.is_value(value):
+            name = name or secrets.name_for(value)
+            raise SpecError(
+                f"{where} would write {name} into the job's script, which lies in its folder and which Slurm stores.",
+                field=where,
+                hint=f"Keep it with %cluster_secret set {name}, and ask for it with --secrets {name}.",
+            )

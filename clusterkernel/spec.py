@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from clusterkernel.units import GpuRequest
+from clusterkernel.units import GpuRequest, format_duration
 
 __all__ = [
     "Array",
@@ -228,7 +228,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def describe(spec: JobSpec) -> str:
-    """The counts and their product: ``2 nodes x 8 H100 = 16 GPUs``."""
+    """The counts, their product and the limit: ``2 nodes x 8 H100 = 16 GPUs, at most 4h``."""
     nodes = spec.resources.nodes
     head = f"{nodes} node{'s' if nodes > 1 else ''}"
     if gpus := spec.resources.gpus_per_node:
@@ -241,7 +241,10 @@ def describe(spec: JobSpec) -> str:
     if ranks != (spec.gpus or 1):
         text += f", {nodes} x {spec.ranks_per_node} = {ranks} rank{'s' if ranks > 1 else ''}"
     if cpus := spec.resources.cpus_per_task:
-        text += f", {ranks} x {cpus} = {ranks * cpus} CPU{'s' if ranks * cpus > 1 else ''}"
+        product = f"{ranks} x {cpus} = " if ranks > 1 else ""
+        text += f", {product}{ranks * cpus} CPU{'s' if ranks * cpus > 1 else ''}"
     if spec.array:
         text += f", {spec.array.size} array task{'s' if spec.array.size > 1 else ''}"
+    if spec.schedule.time:
+        text += f", at most {format_duration(spec.schedule.time)}"
     return text

@@ -15,7 +15,7 @@ import msgspec
 
 from clusterkernel import arrays, fields, index, lookup, secretstore, spec, watcher
 from clusterkernel.backends import registry
-from clusterkernel.errors import UnknownJobError
+from clusterkernel.errors import BackendUnavailable, UnknownJobError
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot, default_root
 from clusterkernel.jobs import Job, of_folder
@@ -34,8 +34,11 @@ __all__ = ["complete", "find_attachable", "rerun", "submit", "summaries"]
 _DECODE = msgspec.json.Decoder(JobView)
 
 
-def complete(wanted: JobSpec, *, title: str = "") -> JobSpec:
+def complete(wanted: JobSpec, *, title: str = "", sending: bool = True) -> JobSpec:
     """The spec with what follows from where we are: the working folder and a name.
+
+    What is only to be looked at (`sending` is False) may be for a platform that
+    is not here.
 
     The backend refuses here what it surely refuses.
     """
@@ -44,8 +47,13 @@ def complete(wanted: JobSpec, *, title: str = "") -> JobSpec:
     environment = msgspec.structs.replace(environment, workdir=workdir)
     name = wanted.name or re.sub(r"[^\w.-]+", "-", title).strip("-.")[:40] or "job"
     wanted = msgspec.structs.replace(wanted, environment=environment, name=name)
+    secretstore.refuse_in_script(environment)
     secretstore.require(environment.secrets)
-    registry.get(wanted.backend).check(wanted)
+    try:
+        registry.get(wanted.backend).check(wanted)
+    except BackendUnavailable:
+        if sending:
+            raise
     return wanted
 
 
@@ -137,18 +145,23 @@ def _send(folder: JobFolder) -> Job | arrays.JobArray:
     return made
 
 
-def rerun(old: Job, changes: Mapping[str, Any], wanted: Mapping[str, object]) -> Job | arrays.JobArray:
-    """Send a job's payload again, with other parameters or another spec."""
+def rerun(
+    old: Job | arrays.JobArray, changes: Mapping[str, Any], wanted: Mapping[str, object]
+) -> Job | arrays.JobArray:
+    """Send a job's payload again, with other parameters or another spec; of a task of an array, that task alone."""
     from clusterkernel import payload
 
     record = old.record
     new_spec = fields.build(wanted, base=msgspec.structs.replace(record.spec, array=None))
-    artefact = payload.reload(old.folder.payload, record.payload, changes)
+    old.folder.verify(*old.folder.payload.rglob("*"))
+    task = old.task if record.array and isinstance(old, Job) else None
+    artefact = payload.reload(old.folder.payload, record.payload, changes, task=task)
+    same = not changes and not wanted and task is None
     return submit(
         new_spec,
         artefact,
-        tasks=record.tasks if record.array else None,
-        attach_key=record.attach_key if not changes and not wanted else "",
+        tasks=record.tasks if task is None and record.array else None if task is None else 1,
+        attach_key=record.attach_key if same else "",
         notebook=record.notebook,
         parent=old.id,
     )

@@ -33,7 +33,7 @@ class _Item:
         self.folder = folder
         self.number = number
         self.due = 0.0
-        self.tried = False
+        self.tried = False  # without an answer: it may have been taken
 
     def __lt__(self, other: _Item) -> bool:
         return (self.due, self.number) < (other.due, other.number)
@@ -108,7 +108,6 @@ class _Lane:
                 folder.write_refused(f"The job could not be sent: {type(error).__name__}: {error}")
             else:
                 if again:
-                    item.tried = True
                     with self._changed:
                         heapq.heappush(self._waiting, item)
             finally:
@@ -131,7 +130,7 @@ class _Lane:
             return None
 
     def _drop_cancelled(self) -> None:
-        """What was never tried and is cancelled need not wait for its turn."""
+        """What was surely not taken and is cancelled need not wait for its turn."""
         for item in [item for item in self._waiting if not item.tried and item.folder.cancel_request() == ()]:
             self._waiting.remove(item)
             item.folder.write_refused(rescue.CANCELLED)
@@ -158,6 +157,7 @@ class _Lane:
             item.due = time.monotonic() + _LIMIT_PAUSE
             return True
         except BackendUnavailable as error:
+            item.tried = True
             watcher.note(folder, f"{error} It is sent again by itself.")
             self._not_before = time.monotonic() + self._pause
             self._pause = min(self._pause * 2, _LONGEST)

@@ -99,7 +99,8 @@ class TaskTruth:
         self.from_platform = False
         self._outcomes: dict[int, Outcome] = {}
         self._started_ranks: set[int] = set()
-        self._heard: float | None = None
+        self._heard: float | None = None  # when a supervisor last wrote
+        self._spoken: float | None = None  # when the platform last answered
         self._first_bad: float | None = None  # when a violent outcome was first seen
         self._told_end: float | None = None  # when the platform first told the end
         self._unknown = 0
@@ -137,6 +138,8 @@ class TaskTruth:
         """The platform's word. `fresh` is False for an answer that was already counted."""
         if self.state.terminal:
             return
+        if fresh:
+            self._spoken = now
         if seen.state is None:
             if fresh:
                 self._unknown += seen.times
@@ -386,6 +389,10 @@ class TaskTruth:
         if self.state is JobState.RUNNING and self._heard is not None:
             silent = now - self._heard
             self.stale_since = self._heard if silent >= STALE_AFTER else None
+        elif self.judge and self.state not in (JobState.SUBMITTING, JobState.RUNNING):
+            # How it waits is known from the platform alone.
+            self._spoken = now if self._spoken is None else self._spoken
+            self.stale_since = self._spoken if now - self._spoken >= STALE_AFTER else None
         else:
             self.stale_since = None
 

@@ -14,23 +14,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from clusterkernel import index, rescue
 from clusterkernel.backends import registry
-from clusterkernel.backends.base import Backend, Observation
 from clusterkernel.errors import ClusterKernelError, UnknownJobError
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
 from clusterkernel.ledger import Ledger
-from clusterkernel.records import End
-from clusterkernel.runtime import events
-from clusterkernel.states import JobState
-from clusterkernel.truth import TaskTruth
+from clusterkernel.tracking import Tracking
 
-__all__ = ["Tracking", "Watcher", "watcher"]
+__all__ = ["Watcher", "note", "stop_all", "watcher"]
 
 _FAST: Final = 0.04
 _SLOW: Final = 1.0
@@ -42,152 +38,7 @@ _RESCUE: Final = 20.0
 _LIVELY: Final = 30.0
 # Reading records may take this share of one core.
 _SHARE: Final = 0.1
-_ANSWERS = msgspec.json.Decoder(list[Observation])
 _LOG = logging.getLogger(__name__)
-
-
-class Tracking:
-    """One job under watch.
-
-    Attributes
-    ----------
-    tasks : list of TaskTruth
-        By array task.
-    """
-
-    def __init__(self, folder: JobFolder, backend: Backend) -> None:
-        record = folder.record
-        self.folder = folder
-        self.backend = backend
-        self.name = record.spec.backend
-        verdict = backend.capabilities.verdict
-        self.tasks = [
-            TaskTruth(record.spec.processes, judge=verdict, **({} if verdict else {"unknown_grace": 1.0}))
-            for _ in range(record.tasks)
-        ]
-        self.listeners: dict[int, list[Callable[[], None]]] = {}
-        self.cancelled: tuple[int, ...] | None = None
-        self.submitted = False
-        self.in_part = False
-        self._offsets: dict[tuple[int, int, int], int] = {}
-        self._live = set(range(record.tasks))
-        self._answered = 0.0
-        self._told: dict[int, tuple[object, ...]] = {}
-        self.news = time.monotonic()
-
-    @property
-    def answered(self) -> bool:
-        """Whether the platform has said something of it to this process."""
-        return self._answered > 0
-
-    @property
-    def live(self) -> bool:
-        """Whether some task has yet to end."""
-        return bool(self._live)
-
-    def scan(self, now: float) -> list[int]:
-        """Read what is new in the folder and decide.
-
-        Returns
-        -------
-        list of int
-            Tasks whose state or reason changed.
-        """
-        if not self.submitted or self.in_part:
-            self._look_for_submission()
-        if self.cancelled is None or self.cancelled:
-            self.cancelled = self.folder.cancel_request()
-        changed = []
-        for task in sorted(self._live):
-            truth = self.tasks[task]
-            for rank in range(truth.world):
-                if records := self._read(truth.attempt, task, rank):
-                    truth.records(rank, truth.attempt, records, now)
-                    self.news = now
-            if truth.told_end and (said := self._shell(truth.attempt, task)):
-                truth.shell(said, now)
-            asked_for = self.cancelled is not None and (not self.cancelled or task in self.cancelled)
-            truth.decide(now, cancelled=asked_for)
-            if truth.state.terminal:
-                self._settle(task, truth)
-            seen = (truth.state, truth.reason, truth.attempt, truth.stale_since)
-            if seen != self._told.get(task):
-                self._told[task] = seen
-                changed.append(task)
-                self.news = now
-        return changed
-
-    def _look_for_submission(self) -> None:
-        submission, record = self.folder.submission(), self.folder.record
-        self.submitted = submission is not None
-        unsent = rescue.unsent(record, submission)
-        self.in_part = self.submitted and bool(unsent)
-        for task in set(range(record.tasks)) - set(unsent):
-            self.tasks[task].submitted()
-        if unsent and (why := self.folder.refused()):
-            asked = self.folder.cancel_request()
-            for task in unsent:
-                if asked is not None and (not asked or task in asked):
-                    self.tasks[task].restore(End(state=JobState.CANCELLED, reason=why))
-                else:
-                    self.tasks[task].refused(why)
-
-    def _read(self, attempt: int, task: int, rank: int) -> list[dict[str, Any]]:
-        key = (attempt, task, rank)
-        offset = self._offsets.get(key, 0)
-        try:
-            file = os.open(self.folder.events(attempt, task, rank), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return []
-        try:
-            data = os.pread(file, 1 << 20, offset)
-        finally:
-            os.close(file)
-        if not data:
-            return []
-        records: list[dict[str, Any]]
-        records, used = events.parse(data)
-        self._offsets[key] = offset + used
-        return records
-
-    def _shell(self, attempt: int, task: int) -> dict[str, Any] | None:
-        # Looked up only now: a file that was sought too early may stay unseen for a minute on NFS.
-        records: list[dict[str, Any]] = events.read(self.folder.shell_events(attempt, task))
-        if records and (holder := self.folder.holder(task)):
-            # A copy that was turned away wrote one too.
-            records = [record for record in records if record.get("platform_id") == holder]
-        return records[-1] if records else None
-
-    def _settle(self, task: int, truth: TaskTruth) -> None:
-        """Keep an end that only the platform told: it forgets."""
-        self._live.discard(task)
-        if truth.from_platform and self.folder.end(task) is None:
-            truth.ended = truth.ended or time.time()
-            end = End(
-                state=truth.state,
-                reason=truth.reason,
-                exit_code=truth.exit_code,
-                signum=truth.signum,
-                time=truth.ended,
-            )
-            self.folder.write_end(task, end)
-
-    def restore(self, now: float) -> None:
-        """Take what was decided earlier, by whomever."""
-        self.scan(now)
-        for task in list(self._live):
-            if (end := self.folder.end(task)) is not None:
-                self.tasks[task].restore(end)
-                self._live.discard(task)
-
-    def hear(self, at: float, body: bytes, now: float) -> None:
-        """The platform's answer, given at `at` (this host's clock). One that was heard already says nothing."""
-        if at == self._answered:
-            return
-        self._answered = at
-        for seen in _ANSWERS.decode(body):
-            if seen.task in self._live:
-                self.tasks[seen.task].observe(seen, now)
 
 
 class Watcher:

@@ -80,6 +80,7 @@ COMMANDS: Final = (
     Command("cancel", "manage", "End jobs."),
     Command("rerun", "manage", "Send a job again, as it was or with changes."),
     Command("clean", "manage", "Show what the folders of ended jobs take; with --yes delete them."),
+    Command("secret", "secrets", "Keep a secret for jobs in a file of yours: its value is asked for and never shown."),
     Command("doctor", "manage", "Look whether this machine is ready, and say what to mend."),
     Command("queue", "look", "The cluster's queue as a DataFrame."),
     Command("nodes", "look", "The cluster's nodes as a DataFrame."),

@@ -129,6 +129,12 @@ def _values(kernel: ClusterKernel, option: Option, words: Sequence[str], full_te
                 return _saved_names(words)
             case Values.NAMES:
                 return _cell_names(kernel, option, full_text)
+            case Values.SECRETS if not words:
+                return ["set", "list", "forget"]
+            case Values.SECRETS:
+                return _secrets()
+            case Values.FIELD if option.dest == "secrets":
+                return _secrets()
             case Values.FIELD | Values.TEXT if option.choices:
                 return list(option.choices)
             case Values.FIELD:
@@ -143,6 +149,12 @@ def _job_ids() -> list[str]:
     with os.scandir(default_root()) as entries:
         numbers = sorted((int(entry.name) for entry in entries if entry.name.isdigit()), reverse=True)
     return [str(number) for number in numbers[:50]]
+
+
+def _secrets() -> list[str]:
+    from clusterkernel import secretstore
+
+    return secretstore.names()
 
 
 def _saved_names(words: Sequence[str]) -> list[str]:

@@ -85,10 +85,9 @@ def rerun(kernel: ClusterKernel, args: argparse.Namespace) -> Any:
     from clusterkernel import submission
 
     old = one_job(args.ID)
-    first = tasks_of([old])[0]
     as_name = train.names_of([args.as_name], "--as")[0] if args.as_name else ""
     wanted = {name: value for name, value in vars(args).items() if value is not None and name in train.known_fields()}
-    made = submission.rerun(first, _changes(args.set or []), wanted)
+    made = submission.rerun(old, _changes(args.set or []), wanted)
     return train.follow_up(kernel, made, as_name=as_name, wait=bool(args.wait))
 
 

@@ -296,7 +296,7 @@ def _dry_run(wanted: JobSpec, artefact: Artefact) -> str:
     from clusterkernel.executor import plan
     from clusterkernel.render import format_size
 
-    made = plan(submission.complete(wanted, title=artefact.title))
+    made = plan(submission.complete(wanted, title=artefact.title, sending=False))
     lines = ["Nothing was sent.", "", f"Backend:  {wanted.backend}", f"Counts:   {spec.describe(wanted)}"]
     if artefact.captured:
         lines.append(f"Travels:  {format_size(sum(item.size for item in artefact.captured))} in all")

@@ -20,3 +20,4 @@ class Values(enum.Enum):
     JOBS = enum.auto()
     JOB_NAMES = enum.auto()
     FILE = enum.auto()
+    SECRETS = enum.auto()

@@ -10,9 +10,11 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import msgspec
+
+from clusterkernel.jobfolder import make_private
 
 if TYPE_CHECKING:
     from clusterkernel.records import PayloadSummary
@@ -114,12 +116,12 @@ class Artefact(msgspec.Struct, frozen=True, kw_only=True):
         """
         for name, content in self.files.items():
             target = folder / name
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if isinstance(content, Path):
-                shutil.copyfile(content, target)
-                continue
-            with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                if isinstance(content, str):
+            make_private(target.parent)
+            with _new(target) as file:
+                if isinstance(content, Path):
+                    with open(content, "rb") as source:
+                        shutil.copyfileobj(source, file, 1 << 20)
+                elif isinstance(content, str):
                     file.write(content.encode())
                 elif isinstance(content, bytes):
                     file.write(content)
@@ -129,10 +131,18 @@ class Artefact(msgspec.Struct, frozen=True, kw_only=True):
         for taken in self.taken:
             taken.write(folder)
         head = {"kind": self.kind, "title": self.title}
-        (folder / "payload.json").write_bytes(msgspec.json.encode({**head, **self.body}))
+        with _new(folder / "payload.json") as file:
+            file.write(msgspec.json.encode({**head, **self.body}))
 
 
-def reload(payload_dir: Path, summary: PayloadSummary, changes: Mapping[str, Any]) -> Artefact:
+def _new(path: Path) -> BinaryIO:
+    """A file for its owner alone, whatever the umask."""
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
+def reload(
+    payload_dir: Path, summary: PayloadSummary, changes: Mapping[str, Any], *, task: int | None = None
+) -> Artefact:
     """The same payload again, with other parameters.
 
     Parameters
@@ -144,6 +154,8 @@ def reload(payload_dir: Path, summary: PayloadSummary, changes: Mapping[str, Any
     changes : mapping
         Captured names of a cell, keyword arguments of a function, dotted keys
         of an axolotl configuration.
+    task : int, optional
+        Of an array this task alone.
 
     Raises
     ------
@@ -152,4 +164,4 @@ def reload(payload_dir: Path, summary: PayloadSummary, changes: Mapping[str, Any
     """
     from clusterkernel.payload import again
 
-    return again.build(payload_dir, summary, changes)
+    return again.build(payload_dir, summary, changes, task)

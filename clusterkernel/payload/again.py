@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,8 +23,8 @@ __all__ = ["build"]
 _CHANGES: Final = "changes-*.pkl"
 
 
-def build(payload_dir: Path, summary: PayloadSummary, changes: Mapping[str, Any]) -> Artefact:
-    """The same payload, byte for byte, with `changes` laid over it.
+def build(payload_dir: Path, summary: PayloadSummary, changes: Mapping[str, Any], task: int | None = None) -> Artefact:
+    """The same payload, byte for byte, with `changes` laid over it; of an array, `task` alone where it is given.
 
     Raises
     ------
@@ -36,6 +37,8 @@ def build(payload_dir: Path, summary: PayloadSummary, changes: Mapping[str, Any]
         for path in sorted(payload_dir.rglob("*"))
         if path.is_file() and path.name != "payload.json" and "__pycache__" not in path.parts
     }
+    if task is not None:
+        about, files = _one_task(about, files, task)
     captured = [Captured(name, "", size) for name, size in summary.sizes.items()]
     inputs = dict(summary.inputs)
     if changes:
@@ -59,6 +62,16 @@ def build(payload_dir: Path, summary: PayloadSummary, changes: Mapping[str, Any]
         body={name: value for name, value in about.items() if name not in ("kind", "title")},
         files=files,
     )
+
+
+def _one_task(about: Mapping[str, Any], files: Mapping[str, Any], task: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """An array's payload with the items of one task."""
+    first, end = struct.unpack_from("<2Q", files["items.idx"].read_bytes(), 8 * task)
+    with open(files["items.pkl"], "rb") as stream:
+        stream.seek(first)
+        items = stream.read(end - first)
+    one = {**about, "labels": about["labels"][task : task + 1]} if "labels" in about else dict(about)
+    return one, {**files, "items.pkl": items, "items.idx": struct.pack("<2Q", 0, end - first)}
 
 
 def _check_cell(about: Mapping[str, Any], changes: Mapping[str, Any]) -> None:

@@ -103,7 +103,7 @@ def build(
         files["sources.json"] = sources
     return Artefact(
         kind="cell",
-        title=_title(source),
+        title=_title(source, bind),
         source=source,
         captured=with_modules(packer.captured, local.modules, local.files),
         outputs=tuple(assigned),
@@ -126,13 +126,15 @@ def build(
     )
 
 
-def _title(source: str) -> str:
-    """The first line that says something."""
-    for line in source.splitlines():
-        text = line.strip()
-        if text and not text.startswith("#"):
-            return text if len(text) <= _TITLE else text[: _TITLE - 3] + "..."
-    return "cell"
+def _title(source: str, bind: Sequence[str]) -> str:
+    """What a person knows the cell by: what it makes, else its first line that does something."""
+    if bind:
+        return ", ".join(bind)
+    lines = [line.strip() for line in source.splitlines()]
+    written = [line for line in lines if line and not line.startswith("#")]
+    doing = [line for line in written if not line.startswith(("import ", "from "))]
+    text = next(iter(doing or written), "cell")
+    return text if len(text) <= _TITLE else text[: _TITLE - 3] + "..."
 
 
 def _check_bind(bind: Sequence[str], assigned: Sequence[str], found: CellNames) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import io
+import reprlib
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ __all__ = ["build", "build_map"]
 _FORMAT: Final = 1
 # Submitting takes milliseconds; arguments that take longer to compare are not.
 _DIGEST_SECONDS: Final = 0.02
+_LABEL: Final = 60
 _MEND: Final = "Load the data inside the function, or give a path."
 
 
@@ -136,7 +138,14 @@ def build_map(
         captured=with_modules(
             [packer.captured[0], Captured("items", f"{len(todo)} items", counter.size)], local.modules, local.files
         ),
-        body={**_body(fn), "array": True, "chunk": chunksize, "positional": ["item"], "keywords": []},
+        body={
+            **_body(fn),
+            "array": True,
+            "chunk": chunksize,
+            "labels": [_label(todo[start : start + chunksize]) for start in range(0, len(todo), chunksize)],
+            "positional": ["item"],
+            "keywords": [],
+        },
         files=_files({"call.pkl": packer.file, "items.pkl": stream, "items.idx": index}, packer),
         taken=(local,),
         notes=local.notes,
@@ -197,3 +206,12 @@ def _files(files: dict[str, Any], packer: Packer) -> dict[str, Any]:
 
 def _modules(packer: Packer, fn: Callable[..., Any], root: Path | None) -> modules.Shipped:
     return modules.collect(root or Path.cwd(), values=[fn], modules=packer.pickler.modules)
+
+
+def _label(items: list[Any]) -> str:
+    """The items of a task as a person knows them; empty where only an address would tell them apart."""
+    shown = [item for item in items if isinstance(item, str | int | float | bool | tuple | dict | list | type(None))]
+    if len(shown) < len(items):
+        return ""
+    text = reprlib.repr(items[0]) if len(items) == 1 else f"{reprlib.repr(items[0])} to {reprlib.repr(items[-1])}"
+    return text if len(text) <= _LABEL else text[: _LABEL - 3] + "..."

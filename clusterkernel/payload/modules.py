@@ -27,6 +27,7 @@ from typing import Final
 import msgspec
 
 from clusterkernel.errors import PayloadError
+from clusterkernel.jobfolder import make_private
 from clusterkernel.payload import finding
 from clusterkernel.payload.imports import Import, of_source, of_values
 from clusterkernel.payload.packing import size_text
@@ -87,7 +88,7 @@ class Shipped(msgspec.Struct, frozen=True):
         """
         for name, data in self.files:
             target = folder / "modules" / name
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(target.parent)
             with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(data)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import dis
 import functools
 import types
 from collections.abc import Iterator, Mapping
@@ -77,7 +78,10 @@ def _functions(value: object, namespace: dict[str, Any], seen: set[int]) -> Iter
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
+    # Not co_names: that holds attributes and modules too.
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_FROM_DICT_OR_GLOBALS", "LOAD_GLOBAL", "LOAD_NAME"):
+            yield str(instruction.argval)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names(constant)

@@ -35,6 +35,7 @@ class Context(object):
         self.job = read_json(os.path.join(self.job_dir, "job.json"))
         self.payload = read_json(os.path.join(self.job_dir, "payload", "payload.json"))
         self.spec = self.job["spec"]
+        self.cpus = self.spec.get("resources", {}).get("cpus_per_task")
 
     @property
     def job_id(self):
@@ -78,6 +79,6 @@ def read_json(path):
 def write_json(path, value):
     """Put a JSON value into a file in one step."""
     temporary = "%s.%s.%d.tmp" % (path, os.uname().nodename, os.getpid())
-    with open(temporary, "wb") as file:
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(json.dumps(value).encode("utf-8"))
     os.replace(temporary, path)

@@ -10,7 +10,7 @@ import signal
 import sys
 import types
 
-from . import failures, payloadfile, savers
+from . import failures, payloadfile, private, savers
 from .context import write_json
 
 _MAIN = "__main__"
@@ -135,6 +135,12 @@ def _fresh_main(main_file):
 
 def load(context):
     """The program that the payload holds."""
+    folder = os.path.join(context.job_dir, "payload")
+    pickles = [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(".pkl")]
+    root = os.path.dirname(context.job_dir)
+    why = private.first_trouble([root, context.job_dir, folder, os.path.join(folder, "modules")] + pickles)
+    if why:
+        raise LaunchFailed("%s, so nothing in it is loaded." % why)
     told, here = context.payload.get("python"), "%d.%d" % sys.version_info[:2]
     if told not in (None, here):
         raise LaunchFailed(

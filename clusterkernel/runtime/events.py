@@ -96,7 +96,7 @@ def claim(path, platform_id):
     random = binascii.hexlify(os.urandom(4)).decode()
     temporary = "%s.%s.%d.%s.tmp" % (path, os.uname().nodename, os.getpid(), random)
     try:
-        with open(temporary, "wb") as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(body.encode("utf-8"))
         os.link(temporary, path)
         return platform_id

@@ -167,6 +167,7 @@ class Runner(object):
             os.setpgid(0, 0)
             processes.die_with_parent(runner)
             context = Context(self.job_dir, task, rank, self.world, attempt, self.platform_id)
+            context.cpus = context.cpus or max(1, (os.cpu_count() or 1) // (self.slots * self.world))
             code = _Supervisor(context, self.time_limit).run()
         except BaseException:  # nothing may return into the runner's own code
             import traceback

@@ -5,6 +5,7 @@ imports little, since a short task pays for it; what the payload prints passes
 through it, so that each line has a time and metrics are read as they come.
 """
 
+import json
 import os
 import select
 import signal
@@ -12,7 +13,7 @@ import struct
 import sys
 import time
 
-from . import events, processes, verdict
+from . import events, private, processes, verdict
 from .context import read_json
 
 HEARTBEAT = 10.0
@@ -32,6 +33,10 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sign
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _ABANDONED = "What had started its supervisor was killed: the batch shell, or the runner."
 _RETRIED = ("FAILED", "DIED", "OUT_OF_MEMORY")
+
+
+class NoSecret(Exception):
+    """A secret that the job names cannot be had."""
 
 
 class Supervisor(object):
@@ -151,7 +156,7 @@ class Supervisor(object):
         signal.set_wakeup_fd(write_end)
 
     def _open_output(self):
-        os.makedirs(self.context.process_dir, 0o700, exist_ok=True)
+        private.make_folder(self.context.process_dir)
         self._files = {
             name: self._append(name) for name in ("stdout", "stderr", "order", "metrics.jsonl", "usage.jsonl")
         }
@@ -172,7 +177,10 @@ class Supervisor(object):
         if step is not None and step.get("once") and self.context.rank != 0:
             return self._await_step(step["name"])
         try:
+            secrets = self._secrets(self.context.spec.get("environment", {}).get("secrets", ()))
             argv = self._command(step)
+        except NoSecret as error:
+            return verdict.outcome("LAUNCH_FAILED", str(error))
         except Exception as error:  # the rendezvous could not be made: whatever it was, the run ends here
             return verdict.outcome("LAUNCH_FAILED", "%s: %s" % (type(error).__name__, error))
         readers = {}
@@ -184,7 +192,7 @@ class Supervisor(object):
         parent = os.getpid()
         self._child = os.fork()
         if self._child == 0:
-            self._become_payload(parent, argv, writers, list(readers))
+            self._become_payload(parent, argv, secrets, writers, list(readers))
         for write_end in writers:
             os.close(write_end)
         self.log.write("running", **({"step": step["name"]} if step and "name" in step else {}))
@@ -223,7 +231,7 @@ class Supervisor(object):
             argv = rendezvous.expand(argv, context)
         return argv
 
-    def _become_payload(self, parent, argv, writers, readers):
+    def _become_payload(self, parent, argv, secrets, writers, readers):
         """In the fork: become the payload. Does not return."""
         code = 127
         try:
@@ -241,7 +249,11 @@ class Supervisor(object):
                     os.close(number)
             environment = self.context.spec.get("environment", {})
             os.environ.update(environment.get("env", {}))
-            os.environ.update(self._secrets(environment.get("secrets", ())))
+            os.environ.update(secrets)
+            if (
+                self.context.cpus
+            ):  # else the threads of NumPy and PyTorch of jobs that share a machine fight for its cores
+                os.environ.setdefault("OMP_NUM_THREADS", str(self.context.cpus))
             os.environ.update(self.context.environ())
             if argv is None:
                 from . import entry
@@ -269,13 +281,23 @@ class Supervisor(object):
         os.environ["PATH"] = os.pathsep.join([here, others] if ours else [others, here])
 
     def _secrets(self, names):
-        """The values of the secrets that the job names, from its owner's store."""
+        """The values of the secrets that the job names, from its owner's store. They go to the payload alone."""
         if not names:
             return {}
-        values = read_json(self.context.job["secrets_file"])
-        missing = [name for name in names if name not in values]
+        path, host = self.context.job["secrets_file"], os.uname().nodename
+        try:
+            with open(path, "rb") as file:
+                about = os.fstat(file.fileno())
+                if about.st_uid != os.geteuid() or about.st_mode & 0o077:
+                    raise NoSecret("The secrets in %s are open to other users; chmod 600 it." % path)
+                values = json.loads(file.read().decode("utf-8"))
+            missing = [name for name in names if name not in values]
+        except (OSError, ValueError, TypeError) as error:
+            # Without the error's own words where it read the file: they may show a part of it.
+            why = error.strerror if isinstance(error, OSError) else "it is damaged"
+            raise NoSecret("The secrets in %s cannot be read on %s: %s." % (path, host, why)) from None
         if missing:
-            raise OSError("there is no secret %s any more" % missing[0])
+            raise NoSecret("There is no secret %s any more. %%cluster_secret set %s keeps it." % tuple(missing[:1] * 2))
         return {name: values[name] for name in names}
 
     def _attend(self, readers):
@@ -304,7 +326,6 @@ class Supervisor(object):
             if status is None:
                 status = processes.reap().get(self._child)
                 if status is not None:
-                    self._sample(now)
                     processes.end_all_below(os.getpid(), LEFTOVER_GRACE)
                     drain_until = time.time() + 2.0
             if now >= beat:
@@ -372,8 +393,6 @@ class Supervisor(object):
         return [self._parser.due] if self._parser and self._parser.due is not None else []
 
     def _write_records(self, name, records):
-        import json
-
         text = "".join(json.dumps(record) + "\n" for record in records)
         try:
             os.write(self._files[name], text.encode("utf-8"))

@@ -105,9 +105,10 @@ class Jobs:
 
         return self.until(folder, ended, ceiling=ceiling)
 
-    def ids(self) -> list[str]:
-        """The ids of all jobs that Slurm keeps of this user."""
-        return self.cluster.run("squeue", "-h", "-t", "all", "-u", str(os.geteuid()), "-o", "%A").split()
+    def ids(self, folder: JobFolder) -> list[str]:
+        """The ids of all submissions of one job that Slurm keeps; others submit at the same time."""
+        listed = self.cluster.run("squeue", "-h", "-t", "all", "-u", str(os.geteuid()), "-o", "%A %k").splitlines()
+        return [line.split()[0] for line in listed if folder.record.key in line]
 
     def close(self) -> None:
         """Cancel what still runs."""

@@ -394,3 +394,32 @@ def test_a_rerun_changes_what_is_named(platform: platforms.Platform) -> None:
     assert again.id != job.id
     with pytest.raises(errors.PayloadError, match="lr"):
         job.rerun({"lrr": 1})
+
+
+def test_a_rerun_of_one_task_runs_that_task_alone(platform: platforms.Platform) -> None:
+    def square(x: int) -> int:
+        return x * x
+
+    jobs = platform.executor().map_jobs(square, [2, 3, 4])
+    assert jobs.results(LIMIT) == [4, 9, 16]
+    assert jobs.labels == ["2", "3", "4"]
+    again = jobs[1].rerun()
+    assert again.result(LIMIT) == 9
+    assert again.array is not None
+    assert len(again.array) == 1
+
+
+def test_a_call_that_cannot_work_is_refused_before_it_is_sent(platform: platforms.Platform) -> None:
+    def call(x: int) -> int:
+        return x
+
+    with pytest.raises(errors.PayloadError, match="missing a required argument: 'x'"):
+        platform.executor().submit(call)
+    assert submission.summaries() == []
+
+
+def test_an_array_can_be_awaited(platform: platforms.Platform) -> None:
+    async def wait() -> Any:
+        return await platform.executor().map_jobs(abs, [-1, -2])
+
+    assert asyncio.run(wait()) == [1, 2]

@@ -38,9 +38,9 @@ def test_run_all_twice_a_killed_kernel_and_a_reopened_notebook(tmp_path: Path) -
             assert "PendingError" in notebook.output(3)
             assert [view.id for view in submission.summaries()] == ["1"], "the second Run All attached"
 
-            notebook.execute("notebook:run-all-cells")
             found = re.search(r"kernel (\d+)", notebook.output(1))
             assert found
+            notebook.execute("notebook:run-all-cells")
             lab.kill(int(found[1]))
             page.close()
 

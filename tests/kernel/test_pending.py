@@ -18,6 +18,7 @@ def held(kernel: Kernel, tmp_path: Path) -> tuple[Kernel, Callable[[], None]]:
     wait, release = gate(tmp_path)
     kernel.good("def uses():\n    return model\n\nclass Uses:\n    def go(self): return self.inner()\n"
                 "    def inner(self): return model\n\nsafe = lambda model: model\n"
+                "attribute = lambda x: hasattr(x, 'a') and x.model\n"
                 "import functools\npart = functools.partial(uses)\nuser = Uses()\nmodel = 'old'")  # fmt: skip
     kernel.good(f"%%cluster_train --as job -o model\n{wait}\nmodel = 42")
     return kernel, release
@@ -47,6 +48,7 @@ READS = [
 HARMLESS = [
     "[model for model in range(3)]",
     "safe(3)",
+    "attribute(job.record)",
     "def later():\n    return model",
     "%cluster_status 1",
     "%who",

@@ -315,7 +315,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         EntryPoint("broken", "no_such_module:Thing", registry.GROUP),
     )
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
-    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries)
     registry.get.cache_clear()
     yield
     registry.get.cache_clear()

@@ -22,8 +22,9 @@ from clusterkernel.units import GpuRequest
         ({"nodes": 3}, "3 nodes, 3 x 1 = 3 ranks"),
         ({"nodes": 2, "tasks_per_node": 4}, "2 nodes, 2 x 4 = 8 ranks"),
         ({"gpus_per_node": 2, "tasks_per_node": 1}, "1 node x 2 GPUs = 2 GPUs, 1 x 1 = 1 rank"),
-        ({"cpus_per_task": 4}, "1 node, 1 x 4 = 4 CPUs"),
-        ({"cpus_per_task": 1}, "1 node, 1 x 1 = 1 CPU"),
+        ({"cpus_per_task": 4}, "1 node, 4 CPUs"),
+        ({"nodes": 2, "time": "90m"}, "2 nodes, 2 x 1 = 2 ranks, at most 1h 30m"),
+        ({"cpus_per_task": 1}, "1 node, 1 CPU"),
         (
             {"nodes": 2, "gpus_per_node": "a100:4", "cpus_per_task": 8},
             "2 nodes x 4 A100 = 8 GPUs, 8 x 8 = 64 CPUs",
