@@ -251,8 +251,15 @@ ck_events={shlex.quote(events)}/${{SLURM_RESTART_COUNT:-0}}
 {task}
 ck_phase=setup
 ck_reason=
+ck_sweep() {{  # Its supervisor was killed: what it left must not train on.
+    ck_mark="CLUSTERKERNEL_OUT=${{ck_events%/events/*}}/out/${{ck_events##*/}}/$ck_task."
+    grep -zlsF "$ck_mark" /proc/[0-9]*/environ | while IFS=/ read -r _ _ ck_process _; do
+        kill -KILL "$ck_process"
+    done
+}}
 ck_end() {{
     ck_code=$?
+    [ "$ck_code" -le 128 ] || ck_sweep
     [ -d "$ck_events" ] || mkdir -p -m 700 "$ck_events"
     ck_form='{{"t":%(%s)T,"kind":"shell","phase":"%s","exit_code":%d,"platform_id":"%s","host":"%s","reason":"%s"}}\\n'
     printf "$ck_form" -1 "$ck_phase" "$ck_code" "{own_id}" "$HOSTNAME" "$ck_reason" \\

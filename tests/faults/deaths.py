@@ -110,7 +110,10 @@ class Kernel:
 
     def running(self, job: Any) -> Any:
         """Wait until the job's code says that it is here."""
-        self.until(lambda: "last words" in job.logs() or job.state.terminal, f"the first line of job {job.id}")
+        self.until(
+            lambda: (job.running() and "last words" in job.logs()) or job.state.terminal,
+            f"the first line of job {job.id}",
+        )
         assert not job.state.terminal, f"job {job.id} is {job.state}: {job.reason}"
         return job
 

@@ -16,7 +16,7 @@ from clusterkernel.fieldtext import Field
 from clusterkernel.spec import JobSpec, Launcher, Volume
 
 # The machine may be busy: how long an example takes is no failure.
-examples = settings(deadline=None)
+few = settings(deadline=None, max_examples=40)
 
 
 def refusal(values: dict[str, object], **about: Any) -> SpecError:
@@ -257,14 +257,14 @@ def specs(draw: st.DrawFn) -> JobSpec:
     return JobSpec(**own, **parts, extra={"slurm": options} if options else {})
 
 
-@examples
+@few
 @given(specs())
 def test_a_spec_is_the_same_after_a_round_trip(made: JobSpec) -> None:
     assert build(fields.values(made)) == made
     assert spec.from_json(spec.to_json(made)) == made
 
 
-@examples
+@few
 @given(specs())
 def test_what_is_written_for_people_is_one_line_a_field(made: JobSpec) -> None:
     flat = fields.flatten(made)
@@ -280,7 +280,7 @@ def test_what_is_written_for_people_is_one_line_a_field(made: JobSpec) -> None:
         assert build({"sbatch": flat["sbatch"]}).extra == made.extra
 
 
-@examples
+@few
 @given(specs(), specs())
 def test_a_difference_is_told_for_each_field(one: JobSpec, other: JobSpec) -> None:
     found = {name: (left, right) for name, left, right in fields.diff(one, other)}

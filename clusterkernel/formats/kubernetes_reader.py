@@ -1,6 +1,0 @@
-"""x"""
-
-from __future__ import annotations
-
-
-def read(): ...

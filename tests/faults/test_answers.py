@@ -1,0 +1,333 @@
+"""Slurm's commands fail, hang, answer in part or not at all; its controller is away; many kernels ask at once.
+
+The scenes of a module run side by side, each in a folder of its own; each test judges one of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from tests.clusters.cluster import SlurmCluster
+
+from .kernels import Place, until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("answers")]
+AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+LOST_ANSWER = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+# Seconds between two questions, over all kernels of a user on a host; and what a busy machine adds or takes.
+EVERY, SLACK = 5.0, 0.2
+MINUTE = 60.0
+
+SCENES: dict[str, Callable[[Place], None]] = {}
+
+
+def scene(play: Callable[[Place], None]) -> Callable[[Place], None]:
+    SCENES[play.__name__] = play
+    return play
+
+
+# -- once ----------------------------------------------------------------------------
+
+
+def _once(place: Place, **faults: tuple[str, str]) -> None:
+    """A running and a waiting job live through faults that come once, and then end well."""
+    kernel = place.kernel()
+    kernel.do("ex = ck.Executor('slurm', time='5m'); runs_on = ex.submit(wait, 'go', 5)")
+    kernel.do("waits = ck.Executor('slurm', time='5m', sbatch='--hold').submit(wait, 'go', 6)")
+    kernel.until("runs(runs_on) and waits.state.value == 'HELD'")
+    kernel.do(
+        "seen = []; [job.add_state_callback(lambda job: seen.append(str(job.state))) for job in (runs_on, waits)]"
+    )
+    for command, (mode, text) in faults.items():
+        place.wrapper.set(command, mode, text, times=1)
+    place.polls(3)
+    assert kernel.do("[str(job.state) for job in (runs_on, waits)]") == ["RUNNING", "HELD"]
+    assert not set(kernel.do("seen")) - {"RUNNING", "HELD", "QUEUED"}, "nothing was taken for ended in between"
+    left = [name for name in faults if (place.wrapper.folder / "faults" / f"{name}.left").is_dir()]
+    assert not [name for name in left if os.listdir(place.wrapper.folder / "faults" / f"{name}.left")], "all came"
+    place.slurm("scontrol", "release", kernel.do("waits.platform_id"))
+    (place.folder / "go").touch()
+    assert kernel.do("[runs_on.result(60), waits.result(60)]") == [5, 6]
+    assert kernel.do("[job.reason for job in (runs_on, waits)]") == ["", ""]
+
+
+@scene
+def squeue_says_nothing_once(place: Place) -> None:
+    _once(place, squeue=("empty", ""))
+
+
+@scene
+def squeue_and_scontrol_say_nothing_once(place: Place) -> None:
+    _once(place, squeue=("empty", ""), scontrol=("empty", ""))
+
+
+@scene
+def squeue_fails_once(place: Place) -> None:
+    _once(place, squeue=("fail", AWAY))
+
+
+@scene
+def squeue_is_refused_once(place: Place) -> None:
+    _once(place, squeue=("fail", "squeue: error: something that no manual knows"), scontrol=("fail", AWAY))
+
+
+@scene
+def squeue_hangs_once(place: Place) -> None:
+    _once(place, squeue=("hang", ""))
+
+
+@scene
+def squeue_says_less_once(place: Place) -> None:
+    _once(place, squeue=("fewer", "1"))
+
+
+@scene
+def squeue_lacks_a_flag(place: Place) -> None:
+    """An older one: what it would say is asked of scontrol."""
+    place.wrapper.set("squeue", "lacks", "-o")
+    kernel = place.kernel()
+    kernel.do("ex = ck.Executor('slurm', time='5m'); job = ex.submit(wait, 'go', 5)")
+    kernel.until("runs(job)")
+    place.polls(2)
+    assert kernel.do("str(job.state)") == "RUNNING"
+    place.slurm("scancel", kernel.do("job.platform_id"))
+    assert kernel.do("str(job.wait(60))") == "CANCELLED"
+
+
+# -- for a minute --------------------------------------------------------------------
+
+
+def _minute(place: Place, mode: str, text: str) -> None:
+    """Nothing is made of silence but a mark; and afterwards the truth is known."""
+    kernel = place.kernel()
+    kernel.do(
+        "ex = ck.Executor('slurm', time='5m'); runs_on = ex.submit(wait, 'go', 5); dies = ex.submit(wait, 'never')"
+    )
+    kernel.do("held = ck.Executor('slurm', time='5m', sbatch='--hold')")
+    kernel.do("waits, goes = held.submit(wait, 'go', 6), held.submit(wait, 'never')")
+    kernel.until("runs(runs_on) and runs(dies) and waits.state.value == goes.state.value == 'HELD'")
+    began = time.monotonic()
+    for command in ("squeue", "scontrol", "sacct"):
+        place.wrapper.set(command, mode, text)
+    place.slurm("scancel", *kernel.do("[dies.platform_id, goes.platform_id]"))
+    while time.monotonic() - began < MINUTE:
+        states = kernel.do("[str(job.state) for job in (runs_on, dies, waits, goes)]")
+        assert states == ["RUNNING", states[1], "HELD", "HELD"]
+        # The supervisor's own word is that a signal came; whose it was, it cannot know.
+        assert states[1] in ("RUNNING", "FINISHING")
+        time.sleep(0.5)
+    stale = kernel.do("[job.stale_since is not None for job in (runs_on, waits)]")
+    assert stale == [False, True], "the running one is heard of by its own records"
+    assert kernel.do("time.time() - waits.stale_since") > 30
+    place.wrapper.clear()
+    back = time.monotonic()
+    kernel.until("waits.stale_since is None")
+    assert kernel.do("[str(dies.wait(60)), str(goes.wait(60))]") == ["CANCELLED", "CANCELLED"]
+    assert time.monotonic() - back < 15
+    place.slurm("scontrol", "release", kernel.do("waits.platform_id"))
+    (place.folder / "go").touch()
+    assert kernel.do("[runs_on.result(60), waits.result(60)]") == [5, 6]
+
+
+@scene
+def slurm_fails_for_a_minute(place: Place) -> None:
+    _minute(place, "fail", AWAY)
+
+
+@scene
+def slurm_hangs_for_a_minute(place: Place) -> None:
+    _minute(place, "hang", "")
+
+
+# -- submissions ---------------------------------------------------------------------
+
+
+@scene
+def the_answer_of_sbatch_is_lost(place: Place) -> None:
+    """The job is found by its key and not sent again."""
+    place.wrapper.set("sbatch", "deaf", LOST_ANSWER, times=1)
+    place.wrapper.set("squeue", "fail", AWAY, times=1)  # nor does the first look tell anything
+    kernel = place.kernel()
+    kernel.do("job = ck.Executor('slurm', time='5m', name='deaf').submit(wait, 'go', 5)")
+    kernel.until("job.platform_id")
+    assert place.listed("deaf") == [kernel.do("job.platform_id")]
+    (place.folder / "go").touch()
+    assert kernel.do("job.result(60)") == 5
+    assert (len(place.wrapper.calls("sbatch")), place.ran("go")) == (1, 1)
+
+
+@scene
+def a_job_whose_answer_is_lost_is_cancelled(place: Place) -> None:
+    """It is not forgotten in the queue because nobody was told of it."""
+    place.wrapper.set("sbatch", "deaf", LOST_ANSWER, times=1)
+    place.wrapper.set("squeue", "fail", AWAY)
+    kernel = place.kernel()
+    kernel.do("job = ck.Executor('slurm', time='5m', name='lost').submit(wait, 'go', 5)")
+    until(lambda: place.ran("go"), "the job that nobody was told of")
+    kernel.until("job.state.value == 'RUNNING'")
+    (identity,) = place.listed("lost")
+    assert kernel.do("job.platform_id") == identity, "the job's own records tell it"
+    assert kernel.do("job.cancel()") is True
+    assert kernel.do("str(job.wait(60))") == "CANCELLED"
+    until(lambda: place.slurm("squeue", "-h", "-j", identity, "-t", "all", "-o", "%T") == "CANCELLED", "its end")
+
+
+@scene
+def a_cancel_overtakes_its_submission(place: Place) -> None:
+    place.wrapper.set("sbatch", "slow", "3", times=1)
+    kernel = place.kernel()
+    kernel.do("job = ck.Executor('slurm', time='5m', name='late').submit(wait, 'go', 5)")
+    until(lambda: place.wrapper.calls("sbatch"), "sbatch")
+    assert kernel.do("job.cancel()") is True
+    assert kernel.do("str(job.wait(60))") == "CANCELLED"
+    until(lambda: place.listed("late"), "the job")
+    (identity,) = place.listed("late")
+    ended = ("CANCELLED", "FAILED", "COMPLETED")
+    until(lambda: place.slurm("squeue", "-h", "-j", identity, "-t", "all", "-o", "%T") in ended, "its end")
+    assert place.ran("go") == 0
+
+
+@scene
+def a_kernel_dies_while_sbatch_is_on_its_way(place: Place) -> None:
+    """What it had begun is given up; the copy that Slurm accepts later does not run."""
+    place.wrapper.set("sbatch", "slow", "20", times=1)
+    first = place.kernel()
+    first.do("job = ck.Executor('slurm', time='5m', name='orphan').submit(wait, 'go', 5)")
+    until(lambda: place.wrapper.calls("sbatch"), "sbatch")
+    first.kill()
+    second = place.kernel()
+    second.do("job = lookup.job(1)")
+    assert second.do("str(job.wait(60))") == "LAUNCH_FAILED"
+    assert "The kernel ended before it was sent" in second.do("job.reason")
+    until(lambda: place.listed("orphan"), "the late submission")
+    (identity,) = place.listed("orphan")
+    until(lambda: place.slurm("squeue", "-h", "-j", identity, "-t", "all", "-o", "%T") == "COMPLETED", "its end")
+    assert place.ran("go") == 0
+
+
+@scene
+def a_kernel_dies_before_the_answer(place: Place) -> None:
+    """The next kernel finds the job by its key."""
+    place.wrapper.set("sbatch", "deaf", LOST_ANSWER, times=1)
+    place.wrapper.set("squeue", "fail", AWAY)
+    first = place.kernel()
+    first.do("job = ck.Executor('slurm', time='5m', name='found').submit(wait, 'go', 5)")
+    until(lambda: place.ran("go"), "the job")
+    first.kill()
+    place.wrapper.clear()
+    second = place.kernel()
+    second.do("job = lookup.job(1)")
+    second.until("job.platform_id and job.state.value == 'RUNNING'")
+    (place.folder / "go").touch()
+    assert second.do("job.result(60)") == 5
+    assert place.ran("go") == 1
+    assert len(place.listed("found")) == 1
+
+
+# -- one poller ----------------------------------------------------------------------
+
+
+@scene
+def many_kernels_ask_as_one(place: Place) -> None:
+    """3 kernels with 5 jobs each cost one squeue in 5 s, also when one that asks is killed; none when all is over."""
+    kernels = [place.kernel() for _ in range(3)]
+    for number, kernel in enumerate(kernels):
+        kernel.do(f"ex = ck.Executor('slurm', time='5m'); jobs = [ex.submit(wait, 'go-{number}', i) for i in range(5)]")
+    for kernel in kernels:
+        kernel.until("all(map(runs, jobs))", 120)
+    began = time.time()
+    place.polls(5)
+    calls = [call for call in place.wrapper.calls("squeue") if call.at >= began]
+    gaps = [later.at - call.at for call, later in itertools.pairwise(calls)]
+    assert min(gaps) >= EVERY - SLACK
+    assert max(gaps) <= 2 * EVERY
+    assert {call.parent for call in calls} <= {kernel.pid for kernel in kernels}
+
+    # One of them hangs in its question and is killed: another asks when it is time.
+    place.wrapper.set("squeue", "hang")
+    place.polls(1)
+    asking = place.wrapper.calls("squeue")[-1]
+    holder = next(kernel for kernel in kernels if kernel.pid == asking.parent)
+    holder.kill()
+    place.wrapper.clear()
+    place.polls(1)
+    later = place.wrapper.calls("squeue")[-1]
+    assert later.parent != asking.parent
+    assert later.at - asking.at <= EVERY + 2.0
+
+    # A kernel that only looks sees the truth as soon as the one that asks.
+    others = [kernel for kernel in kernels if kernel is not holder]
+    for number in range(3):
+        (place.folder / f"go-{number}").touch()
+    for kernel in others:
+        assert kernel.do("[job.result(60) for job in jobs]") == list(range(5))
+    looker = place.kernel()
+    looker.do("views = submission.summaries()")
+    assert set(looker.do("[str(view.state) for view in submission.summaries()]")) == {"SUCCEEDED"}
+    quiet = len(place.wrapper.calls("squeue"))
+    end = time.monotonic() + 2.5 * EVERY  # nothing tells of a call that does not come
+    until(lambda: time.monotonic() > end, "the end of the watch")
+    assert len(place.wrapper.calls("squeue")) <= quiet + 1
+
+
+# -- the controller is away ----------------------------------------------------------
+
+
+@pytest.mark.timeout(300)
+def test_a_controller_that_is_away_at_submission(slurm_own: Callable[..., SlurmCluster]) -> None:
+    place = Place(slurm_own(accounting=False), "away")
+    try:
+        kernel = place.kernel()
+        kernel.do("ex, here = ck.Executor('slurm', time='5m', name='away'), ck.Executor('local', time='5m')")
+        place.cluster.stop_controller()
+        began = time.monotonic()
+        kernel.do("jobs = [ex.submit(wait, 'go', i) for i in range(3)]; gone = ex.submit(wait, 'never')")
+        kernel.do("array = ex.map_jobs(abs, [-1, -2])")
+        assert time.monotonic() - began < 5, "no client of Slurm's is waited for"
+        assert kernel.do("here.submit(abs, -7).result(30)") == 7, "other platforms go on"
+        assert kernel.do("gone.cancel()") is True
+        assert kernel.do("str(gone.wait(30))") == "CANCELLED", "what was never sent needs no controller to end"
+        kernel.until("'It is sent again by itself' in jobs[0].reason")
+        assert set(kernel.do("[str(job.state) for job in jobs]")) == {"SUBMITTING"}
+        place.cluster.start_controller()
+        (place.folder / "go").touch()
+        assert kernel.do("[job.result(120) for job in jobs]") == [0, 1, 2]
+        assert kernel.do("array.results(60)") == [1, 2]
+        assert place.ran("go") == 3
+        assert len(place.listed("away")) == 4, "each was sent once"
+    finally:
+        place.close()
+
+
+# -- judging -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scenes(request: pytest.FixtureRequest, slurm_bare: SlurmCluster) -> Iterator[dict[str, Future[None]]]:
+    """All scenes that a test asks for, begun."""
+    wanted = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.module is request.module and hasattr(item, "callspec")
+    ]
+    places: dict[str, Place] = {}
+    with ThreadPoolExecutor(max(1, len(wanted))) as pool:
+        try:
+            for name in wanted:
+                places[name] = Place(slurm_bare, f"answers-{name}-{os.getpid()}")
+            yield {name: pool.submit(SCENES[name], places[name]) for name in wanted}
+        finally:
+            for place in places.values():
+                place.close()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", list(SCENES))
+def test_answers_that_fail(scenes: dict[str, Future[None]], name: str) -> None:
+    scenes[name].result(300)
