@@ -14,6 +14,7 @@ from typing import ClassVar, Final
 
 from clusterkernel import ledger
 from clusterkernel.backends.base import Availability, Capabilities, Check, Observation, Plan
+from clusterkernel.backends.slurm.environment import for_local
 from clusterkernel.errors import BackendError, SpecError, SubmissionError
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
@@ -122,6 +123,7 @@ class LocalBackend:
                 timeout=60,
                 check=False,
                 start_new_session=True,
+                env=for_local(os.environ),
             )
         except subprocess.TimeoutExpired:
             raise SubmissionError(f"{folder.script} did not start its job within 60 s.") from None
@@ -182,4 +184,3 @@ def _notes(spec: JobSpec) -> tuple[str, ...]:
     if spec.schedule.account or spec.schedule.qos or spec.schedule.priority:
         notes.append("The local machine has no accounts, QOS or priorities: these are left out.")
     return tuple(notes)
-
