@@ -221,6 +221,8 @@ class JobRoot:
         Path
             A folder that Python can run: ``python PATH supervise JOB_FOLDER``.
         """
+        import compileall
+
         digest, files = _runtime_files()
         target = self.path / ".runtime" / digest
         if not _lacks(target, files):
@@ -233,6 +235,8 @@ class JobRoot:
                 path = temporary / name
                 make_private(path.parent)
                 path.write_bytes(data)
+            # Many Pythons write no bytecode (PYTHONDONTWRITEBYTECODE), and then every task would compile all of it.
+            compileall.compile_dir(temporary / "ckruntime", quiet=2)
             with contextlib.suppress(OSError):  # another process was first, or the copy lost a file
                 os.rename(temporary, target)
             for name in _lacks(target, files):
