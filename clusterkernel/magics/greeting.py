@@ -56,10 +56,10 @@ def _since_last(root: Path) -> str:
     last = mark.stat().st_mtime if mark.exists() else 0.0
     mark.touch(mode=0o600)
     live = [view.id for view in views if not view.state.terminal]
-    ended = [f"{view.id} {view.state}" for view in views if view.state.terminal and (view.ended or 0.0) > last]
+    ended = [f"{view.id} ({view.state})" for view in views if view.state.terminal and (view.ended or 0.0) > last]
     line = ""
     if ended:
-        line += f" Since last time job{'s' * (len(ended) > 1)} {_and(ended[-5:])} ended"
+        line += f" Ended since last time: {_and(ended[-5:])}"
         line += f", and {len(ended) - 5} more." if len(ended) > 5 else "."
     if live:
         line += f" Job{'s' * (len(live) > 1)} {_and(live[-5:])}{' and more' * (len(live) > 5)} "

@@ -120,6 +120,8 @@ def array_bundle(
     summary = f"{total} tasks: " + ", ".join(f"{count} {LOOK[state][1].lower()}" for state, count in counts.items())
     rest = f"{total - len(shown)} more are not shown" if len(shown) < total else ""
     lines = [f"%cluster_status {array_id}", f"%cluster_metrics {array_id}"]
+    failed = [view.id for view in shown if view.state.terminal and view.state is not JobState.SUCCEEDED]
+    lines += [f"%cluster_logs {failed[0]}"] if failed else []
     if ended < total:
         lines.append(f"%cluster_cancel {array_id}")
     title = f"Array {array_id}" + (f"  {name}" if name else "")
