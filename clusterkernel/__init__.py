@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from clusterkernel.arrays import JobArray as JobArray
+    from clusterkernel.checks import check as check
     from clusterkernel.errors import ClusterKernelError as ClusterKernelError
     from clusterkernel.executor import Executor as Executor
     from clusterkernel.executor import plan as plan
+    from clusterkernel.formats.convert import convert as convert
     from clusterkernel.jobs import Job as Job
     from clusterkernel.lookup import job as job
     from clusterkernel.runtime.metrics import log as log
@@ -46,6 +48,8 @@ _LAZY: Final = {
     "JobSpec": "clusterkernel.spec",
     "JobState": "clusterkernel.states",
     "accounting": "clusterkernel.tables",
+    "check": "clusterkernel.checks",
+    "convert": "clusterkernel.formats.convert",
     "job": "clusterkernel.lookup",
     "jobs": "clusterkernel.tables",
     "log": "clusterkernel.runtime.metrics",

@@ -49,7 +49,7 @@ class Executor(concurrent.futures.Executor):
 
     def __init__(self, backend: str | None = None, *, profile: str | None = None, **wanted: object) -> None:
         base = profiles.load(profile) if profile else profiles.default()
-        values = {**base.values, **({"backend": backend} if backend else {}), **wanted}
+        values = fields.merge(base.values, {**({"backend": backend} if backend else {}), **wanted})
         origins = {name: where for name, where in base.origins.items() if name not in wanted}
         origins.update({name: name for name in wanted})
         self.spec: JobSpec = fields.build(values, origins=origins)

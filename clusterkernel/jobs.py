@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import concurrent.futures
 import contextlib
 import threading
@@ -16,6 +17,7 @@ from clusterkernel import jobview, loading, logs, spec, watcher
 from clusterkernel.errors import (
     BackendUnavailable,
     ClusterKernelError,
+    JobRootError,
 )
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
@@ -291,9 +293,10 @@ class Job(concurrent.futures.Future[Any]):
 
     def _load(self) -> tuple[Any, BaseException | None]:
         with self._load_lock:
-            if self._loaded is None:
-                self._loaded = self._load_once()
-        value, error = self._loaded
+            value, error = self._loaded or self._load_once()
+            # What could not be loaded may be once the person has mended what the error names.
+            if error is None or not (self.state is JobState.SUCCEEDED or isinstance(error, JobRootError)):
+                self._loaded = value, error
         if error is not None:
             # Each raise adds frames to it; nobody wants those of an earlier one.
             error.__traceback__ = None
@@ -345,12 +348,13 @@ class Job(concurrent.futures.Future[Any]):
         reader, attempt = logs.Reader(self.out(rank), stream), self._truth.attempt
         if tail is not None and reader.out.is_dir():
             reader.seek_tail(tail)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a chunk may end in the middle of a character
         while True:
             over = self.state.terminal
             if attempt != self._truth.attempt:
                 reader, attempt = logs.Reader(self.out(rank), stream), self._truth.attempt
             if data := reader.read(1 << 16):
-                yield data.decode("utf-8", "replace")
+                yield decoder.decode(data)
             elif over:
                 return
             else:

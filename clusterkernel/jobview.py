@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from clusterkernel import loading, spec
+from clusterkernel import loading, logs, spec
 from clusterkernel.views import JobView
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def summary(job: Job, tail: int) -> JobView:
         error=error,
         traceback=str(told.get("traceback") or ""),
         tail=job.logs(tail) if begun and tail else "",
+        log=str(job.out()) if begun and logs.size(job.out()) else "",
         folder=str(job.folder.path),
     )
 

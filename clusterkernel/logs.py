@@ -10,7 +10,7 @@ from typing import Final
 
 from clusterkernel.runtime.supervisor import ORDER
 
-__all__ = ["Reader", "tail"]
+__all__ = ["TAIL_BYTES", "Reader", "size", "tail"]
 
 STREAMS: Final = {b"o": "stdout", b"e": "stderr"}
 # What a tail may cost: a line may have 50 MB.
@@ -37,6 +37,11 @@ def _size(path: Path) -> int:
         return os.stat(path).st_size
     except FileNotFoundError:
         return 0
+
+
+def size(out: Path, stream: str = "both") -> int:
+    """How many bytes a process printed so far; parameters as for `tail`."""
+    return sum(_size(out / name) for name in STREAMS.values() if stream in ("both", name))
 
 
 class Reader:

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,7 +152,8 @@ def rerun(
 
     record = old.record
     new_spec = fields.build(wanted, base=msgspec.structs.replace(record.spec, array=None))
-    old.folder.verify(*old.folder.payload.rglob("*"))
+    # What Python itself keeps beside modules is not taken along.
+    old.folder.verify(*(path for path in old.folder.payload.rglob("*") if "__pycache__" not in path.parts))
     task = old.task if record.array and isinstance(old, Job) else None
     artefact = payload.reload(old.folder.payload, record.payload, changes, task=task)
     same = not changes and not wanted and task is None
@@ -222,5 +222,7 @@ def remove(job_id: str, root: JobRoot | None = None) -> int:
     if not found.state.terminal:
         raise UnknownJobError(f"Job {job_id} is {found.state}.", hint=f"%cluster_cancel {job_id} ends it first.")
     size = folder.size()
-    shutil.rmtree(folder.path)
+    root.remove(folder)
+    with contextlib.closing(Ledger(root.path)) as ledger:
+        ledger.forget(job_id)
     return size

@@ -24,6 +24,8 @@ _LONGEST: Final = 30.0
 _LIMIT_PAUSE: Final = 20.0
 _LOOK: Final = 0.5
 _LOG = logging.getLogger(__name__)
+# Without one, logging prints to stderr where nobody set it up: from this thread, that is into any cell.
+_LOG.addHandler(logging.NullHandler())
 
 
 class _Item:

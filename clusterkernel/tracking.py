@@ -121,6 +121,8 @@ class Tracking:
             return []
         try:
             data = os.pread(file, 1 << 20, offset)
+            while data and b"\n" not in data and (more := os.pread(file, 1 << 20, offset + len(data))):
+                data += more  # one record, such as an exception with a long text, may be larger than that
         finally:
             os.close(file)
         if not data:

@@ -389,7 +389,7 @@ class TaskTruth:
         if self.state is JobState.RUNNING and self._heard is not None:
             silent = now - self._heard
             self.stale_since = self._heard if silent >= STALE_AFTER else None
-        elif self.judge and self.state not in (JobState.SUBMITTING, JobState.RUNNING):
+        elif self.judge and not self.state.terminal and self.state not in (JobState.SUBMITTING, JobState.RUNNING):
             # How it waits is known from the platform alone.
             self._spoken = now if self._spoken is None else self._spoken
             self.stale_since = self._spoken if now - self._spoken >= STALE_AFTER else None

@@ -56,6 +56,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         State -> count, for an array.
     tail : str
         The last lines that it printed.
+    log : str
+        The folder with all that it printed; empty where it printed nothing.
     """
 
     id: str
@@ -83,6 +85,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     traceback: str = ""
     tasks: dict[str, int] = {}
     tail: str = ""
+    log: str = ""
     folder: str = ""
 
     @property

@@ -39,6 +39,8 @@ _LIVELY: Final = 30.0
 # Reading records may take this share of one core.
 _SHARE: Final = 0.1
 _LOG = logging.getLogger(__name__)
+# Without one, logging prints to stderr where nobody set it up: from this thread, that is into any cell.
+_LOG.addHandler(logging.NullHandler())
 
 
 class Watcher:
@@ -215,6 +217,8 @@ class Watcher:
     def _ask(self, name: str, jobs: list[str]) -> Future[dict[str, tuple[float, bytes]]]:
         """Look at what the platform said last, and ask it where that is too old."""
         ledger, backend = self._own_ledger(), registry.get(name)
+        # Behind one backend there may be several clusters; one that says so is asked apart from the others.
+        lane = str(getattr(backend, "lane", name))
         asked = False
 
         def ask() -> dict[str, bytes]:
@@ -228,7 +232,7 @@ class Watcher:
             ]
             return {job: msgspec.json.encode(list(seen)) for job, seen in backend.poll(folders).items()}
 
-        poll = self._own_pool().submit(ledger.answers, name, jobs, ask, max_age=backend.capabilities.poll_every)
+        poll = self._own_pool().submit(ledger.answers, lane, jobs, ask, max_age=backend.capabilities.poll_every)
         poll.add_done_callback(lambda _: self._wake.set() if asked else None)
         return poll
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -135,9 +134,11 @@ class LocalBackend:
 
     def find(self, folder: JobFolder) -> Submission | None:
         """The runner that a killed kernel had started: the claims name it."""
-        for claim in sorted((folder.path / "claims").glob("*")):
-            body = json.loads(claim.read_bytes())
-            return Submission(platform_ids=((body["platform_id"], 0, folder.record.tasks),), cluster=body["host"])
+        for task in range(folder.record.tasks):
+            holder = folder.holder(task)
+            if holder.count(":") >= 2:  # else nobody's, or withdrawn
+                host = holder.rsplit(":", 2)[0]
+                return Submission(platform_ids=((holder, 0, folder.record.tasks),), cluster=host)
         return None
 
     def poll(self, folders: Sequence[JobFolder]) -> Mapping[str, Sequence[Observation]]:

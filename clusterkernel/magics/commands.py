@@ -85,6 +85,12 @@ COMMANDS: Final = (
     Command("queue", "look", "The cluster's queue as a DataFrame."),
     Command("nodes", "look", "The cluster's nodes as a DataFrame."),
     Command("accounting", "look", "The accounting of your jobs on the cluster as a DataFrame."),
+    Command(
+        "convert",
+        "convert",
+        "Convert a batch script, cloud YAML, manifest or profile, and show what became of each of its fields.",
+    ),
+    Command("check", "convert", "Show as a DataFrame what will not work in a file, or not as meant."),
 )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from IPython.core.error import UsageError
 
+from clusterkernel import logs as output
 from clusterkernel.errors import nearest
 from clusterkernel.magics.cards import publish
 from clusterkernel.magics.commands import Details
@@ -112,10 +113,18 @@ def logs(kernel: ClusterKernel, args: argparse.Namespace) -> None:
         print(text)
     else:
         print(f"Job {job.id} ({job.state}) printed nothing{' to stderr' if args.stderr else ''} so far.")
-    if args.lines is None and text.count("\n") + 1 >= _LINES:
-        print(
-            f"These are the last {_LINES} lines; %cluster_logs {job.id} -n 0 prints all. They lie in {job.folder.path}."
-        )
+    if lines and (note := _left_out(text, lines, output.size(job.out(rank), stream), asked=args.lines is not None)):
+        print(f"{note} All of it lies in {job.out(rank)}; %cluster_logs {job.id} -n 0 prints it.")
+
+
+def _left_out(text: str, lines: int, size: int, *, asked: bool) -> str:
+    """What a person should know of a log of `size` bytes that was shown in part."""
+    from clusterkernel.render import format_size
+
+    shown = text.count("\n") + 1
+    if size > output.TAIL_BYTES and (shown < lines or len(text) > output.TAIL_BYTES // 2):
+        return f"This is the end of {format_size(size)}."
+    return f"These are the last {lines} lines." if shown >= lines and not asked else ""
 
 
 def follow(job: Job, stream: str, rank: int, lines: int) -> None:

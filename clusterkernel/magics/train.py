@@ -187,13 +187,8 @@ def spec_of(given: Mapping[str, Any], profile: str | None, base: JobSpec | None 
         return fields.build(flags, base=base)
     start = Path.cwd()
     layer = profiles.load(profile, start=start) if profile else profiles.default(start=start)
-    values = dict(layer.values)
-    # Both say how many GPUs: the flag wins over the profile's other way to say it.
-    if "gpus" in flags or "gpus_per_node" in flags:
-        values.pop("gpus", None)
-        values.pop("gpus_per_node", None)
     origins = {name: origin for name, origin in layer.origins.items() if name not in flags}
-    return fields.build({**values, **flags}, base=base, origins=origins)
+    return fields.build(fields.merge(layer.values, flags), base=base, origins=origins)
 
 
 def known_fields() -> set[str]:

@@ -102,6 +102,7 @@ def _facts(view: JobView, around: Around) -> list[tuple[str, str]]:
         rows.append(("Silent", f"Nothing was heard of it{since}; the platform still lists it."))
     rows.append(("Reason", view.reason if view.reason != view.error else ""))
     rows.append(("Error", view.error))
+    rows.append(("Output", view.log))
     rows.append(("Note", around.note))
     return [(name, text) for name, text in rows if text]
 

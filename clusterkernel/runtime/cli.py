@@ -8,7 +8,7 @@ import time
 def main(argv=None):
     """Run one of the runtime's parts and leave with its exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    part, rest = argv[0], argv[1:]
+    part, rest = (argv or ["nothing"])[0], argv[1:]
     if part == "supervise":
         code = supervise(rest, os.environ)
         sys.stdout.flush()

@@ -5,6 +5,7 @@ imports little, since a short task pays for it; what the payload prints passes
 through it, so that each line has a time and metrics are read as they come.
 """
 
+import errno
 import json
 import os
 import select
@@ -18,6 +19,7 @@ from .context import read_json
 
 HEARTBEAT = 10.0
 SAMPLE_EVERY = 5.0
+FLUSH_EVERY = 1.0
 FIRST_SAMPLE = 1.0
 # From a signal that ends the job to SIGKILL. Slurm's own (KillWait) is 30 s.
 GRACE = 25.0
@@ -63,6 +65,7 @@ class Supervisor(object):
         self.abandoned = False
         self._kill_at = None
         self._child = None
+        self._flush_at = None
         self._unordered = b""  # records of the order that found no room yet
         self._parser = None
         self._metrics = None
@@ -190,6 +193,7 @@ class Supervisor(object):
             readers[read_end] = stream
             writers.append(write_end)
         parent = os.getpid()
+        self._kill_at = None
         self._child = os.fork()
         if self._child == 0:
             self._become_payload(parent, argv, secrets, writers, list(readers))
@@ -266,6 +270,7 @@ class Supervisor(object):
                 self._find_commands()
                 os.execvp(argv[0], argv)
         except OSError as error:
+            code = 127 if error.errno == errno.ENOENT and argv and error.filename in (None, argv[0]) else 126
             os.write(2, ("%s: %s\n" % ("cannot start %s" % argv[0] if argv else "the payload", error)).encode())
         except BaseException:  # nothing may return into the supervisor's own code
             import traceback
@@ -312,7 +317,8 @@ class Supervisor(object):
         drain_until = None
         while status is None or (readers and time.time() < drain_until):
             now = time.time()
-            due = [beat, sample] + [t for t in (limit, self._kill_at, drain_until) if t] + self._parse_due()
+            due = [beat, sample] + [t for t in (limit, self._kill_at, drain_until, self._flush_at) if t]
+            due += self._parse_due()
             for number, _ in poll.poll(max(0.0, min(due) - now) * 1000):
                 if number == self._wakeup:
                     self._forward()
@@ -321,6 +327,9 @@ class Supervisor(object):
                     os.close(number)
                     del readers[number]
             now = time.time()
+            if self._flush_at and now >= self._flush_at:
+                self._flush_at = None
+                self._flush_output()
             if any(now >= moment for moment in self._parse_due()):
                 self._parse("tick", now)
             if status is None:
@@ -365,12 +374,20 @@ class Supervisor(object):
             pass  # a full disk costs the log; the job goes on and its metrics too
         if written:
             self._unordered += ORDER.pack(b"o" if stream == "stdout" else b"e", written, time.time())
+        self._flush_at = self._flush_at or time.time() + FLUSH_EVERY
         try:
             self._unordered = self._unordered[os.write(self._files["order"], self._unordered) :]
         except OSError:
             pass  # it follows when there is room
         self._parse("feed", data, stream, time.time())
         return True
+
+    def _flush_output(self):
+        try:
+            for number in self._files.values():
+                events.flush(number)
+        except OSError:
+            pass  # a full disk, or a server that is away: as above
 
     def _parse(self, method, *arguments):
         """Let the parser of metrics read; its failure costs the metrics, not the job."""
@@ -449,6 +466,9 @@ class Supervisor(object):
     def _signal_group(self, signum):
         try:
             os.killpg(self._child, signum)
+        except ProcessLookupError:
+            # It has ended, or is so new that it leads no group yet: then it passes the signal back to us, for later.
+            processes.send([self._child], signum)
         except OSError:
             pass
         if signum == signal.SIGKILL:

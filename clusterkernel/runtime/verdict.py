@@ -71,6 +71,8 @@ def _of_command(code):
         return outcome("SUCCEEDED", "", 0, result="none")
     if code == 127:
         return outcome("LAUNCH_FAILED", "The command was not found (exit code 127).", code)
+    if code == 126:
+        return outcome("LAUNCH_FAILED", "The command could not be started (exit code 126).", code)
     if 128 < code <= 128 + 64:  # a shell's way to say that what it ran was killed; sys.exit(-1) is 255
         return outcome("DIED", by_signal(code - 128), code, code - 128)
     return outcome("FAILED", "Exit code %d." % code, code)

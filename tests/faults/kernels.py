@@ -57,6 +57,10 @@ def wait(name, value=None):
         time.sleep(0.05)
     return value
 
+def supervisor(job):
+    from clusterkernel.runtime import events
+    return next(record["pid"] for record in events.read(job.folder.events()) if record["kind"] == "started")
+
 def runs(job):
     return job.state.value == "RUNNING" and "here" in job.logs()
 """

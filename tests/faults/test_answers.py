@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -230,6 +233,35 @@ def a_kernel_dies_before_the_answer(place: Place) -> None:
     assert len(place.listed("found")) == 1
 
 
+@scene
+def a_script_that_ends_at_once_has_sent_its_job(place: Place) -> None:
+    code = "import clusterkernel as ck; ck.Executor('slurm', time='5m', name='script').run(['touch', 'it-ran'])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=place.folder, env={**os.environ, **place.env}, check=False)
+    assert done.returncode == 0
+    kernel = place.kernel()
+    assert kernel.do("str(lookup.job(1).wait(60))") == "SUCCEEDED"
+    assert (place.folder / "it-ran").exists()
+
+
+@scene
+def a_script_that_ends_while_slurm_is_away_does_not_hang(place: Place) -> None:
+    place.wrapper.set("sbatch", "fail", AWAY)
+    place.wrapper.set("squeue", "fail", AWAY)
+    code = "import clusterkernel as ck; ex = ck.Executor('slurm', time='5m'); [ex.run(['true']) for _ in range(3)]"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=place.folder, env={**os.environ, **place.env}, timeout=60, check=False
+    )
+    assert done.returncode == 0
+    kernel = place.kernel()
+    kernel.do("jobs = [lookup.job(i) for i in (1, 2, 3)]")
+    kernel.until("all('did not answer' in job.reason for job in jobs)")
+    assert set(kernel.do("[str(job.state) for job in jobs]")) == {"SUBMITTING"}, "nothing is known yet"
+    place.wrapper.clear()
+    assert set(kernel.do("[str(job.wait(60)) for job in jobs]")) == {"LAUNCH_FAILED"}
+    assert kernel.do("'%cluster_rerun' in jobs[0].reason") is True
+    assert kernel.do("str(jobs[0].rerun().wait(60))") == "SUCCEEDED"
+
+
 # -- one poller ----------------------------------------------------------------------
 
 
@@ -301,6 +333,32 @@ def test_a_controller_that_is_away_at_submission(slurm_own: Callable[..., SlurmC
         assert kernel.do("array.results(60)") == [1, 2]
         assert place.ran("go") == 3
         assert len(place.listed("away")) == 4, "each was sent once"
+    finally:
+        place.close()
+
+
+# -- two clusters --------------------------------------------------------------------
+
+
+@pytest.mark.timeout(240)
+def test_a_kernel_of_another_cluster_takes_no_job_for_lost(
+    slurm_bare: SlurmCluster, slurm_own: Callable[..., SlurmCluster]
+) -> None:
+    """Both see the same job root; the other's controller knows nothing of the job."""
+    place = Place(slurm_bare, f"answers-two-{os.getpid()}")
+    try:
+        one, other = place.kernel(), place.kernel(**slurm_own(accounting=False).env)
+        one.do("jobs = [ck.Executor('slurm', time='5m').submit(wait, name) for name in ('go', 'never')]")
+        one.until("all(map(runs, jobs))")
+        other.do("jobs = [lookup.job(1), lookup.job(2)]")
+        place.polls(6)
+        assert {call.parent for call in place.wrapper.calls("squeue")} == {one.pid, other.pid}
+        assert other.do("[str(job.state) for job in jobs]") == ["RUNNING", "RUNNING"]
+        os.kill(one.do("supervisor(jobs[1])"), signal.SIGKILL)
+        assert one.do("str(jobs[1].wait(30))") == "DIED", "its own kernel is not kept from asking"
+        assert other.do("str(jobs[1].state)") in ("RUNNING", "DIED")
+        (place.folder / "go").touch()
+        assert other.do("jobs[0].result(60)") is None
     finally:
         place.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,12 +11,13 @@ from typing import Any, ClassVar, Final
 from clusterkernel.backends.base import Availability, Capabilities, Check, Observation, Plan
 from clusterkernel.backends.slurm import doctor, tables
 from clusterkernel.backends.slurm.commands import LocalTransport, Transport, unreachable
+from clusterkernel.backends.slurm.environment import which_cluster
 from clusterkernel.backends.slurm.poll import Poller
 from clusterkernel.backends.slurm.submit import Submitter, launch_line, script_text
 from clusterkernel.errors import BackendError, BackendUnavailable
 from clusterkernel.formats import sbatch
 from clusterkernel.jobfolder import JobFolder
-from clusterkernel.jobroot import JobRoot
+from clusterkernel.jobroot import JobRoot, default_root
 from clusterkernel.records import JobRecord, PayloadSummary, Submission
 from clusterkernel.spec import JobSpec
 
@@ -41,6 +43,11 @@ class SlurmBackend:
         self._transport = transport or LocalTransport()
         self._submitter = Submitter(self._transport)
         self._poller = Poller(self._transport)
+
+    @property
+    def lane(self) -> str:
+        """Names the cluster that is asked: kernels that ask the same one share its answers."""
+        return f"slurm-{hashlib.sha256(which_cluster(os.environ).encode()).hexdigest()[:8]}"
 
     def available(self) -> Availability:
         """Whether Slurm's commands and a configuration are here; asks no controller where it need not."""
@@ -71,6 +78,7 @@ class SlurmBackend:
             There is no Slurm here.
         """
         sbatch.check(spec)
+        sbatch.log_pattern(str(default_root()), array=False)  # or the job would be refused after its folder was made
         here = self.available()
         if not here.ok:
             raise BackendUnavailable(f"Slurm cannot be used here: {here.detail}.", hint=here.fix)

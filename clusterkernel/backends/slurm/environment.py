@@ -1,4 +1,4 @@
-"""The environments that Slurm's commands run in.
+"""The environments that Slurm's commands, and jobs on this machine, run in.
 
 What sbatch sees it stores: in the controller's state, and where
 ``AccountingStoreFlags=job_env`` is set in the database too. So it sees only
@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["for_queries", "for_sbatch"]
+__all__ = ["for_local", "for_queries", "for_sbatch", "which_cluster"]
 
 # Names that a job inherits from the kernel. Anything else is said with --env.
 KEPT: Final = frozenset(
@@ -25,6 +25,7 @@ KEPT: Final = frozenset(
     CUDA_HOME CUDA_PATH ROCM_PATH SCRATCH WORK
     HF_HOME HF_HUB_CACHE HF_DATASETS_CACHE TORCH_HOME TRITON_CACHE_DIR XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME
     SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE
+    CLUSTERKERNEL_JOB_ROOT CLUSTERKERNEL_PROFILES CLUSTERKERNEL_SECRETS
     """.split()
 )
 KEPT_PREFIXES: Final = ("LC_", "LMOD_", "BASH_FUNC_module", "BASH_FUNC_ml%%", "BASH_FUNC_ml(")
@@ -32,6 +33,22 @@ _PROXY: Final = frozenset({"http_proxy", "https_proxy", "no_proxy", "all_proxy",
 _SECRET: Final = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|CREDENTIAL", re.IGNORECASE)
 # A job that submits must not pass on what Slurm, or an MPI, told it about itself.
 _SLURM: Final = re.compile(r"(SLURM|SBATCH|SALLOC|SRUN|SQUEUE|SINFO|SACCT|SACCTMGR|SCONTROL|SCANCEL|PMI|PMIX)[0-9]*_")
+
+
+# What a launcher tells the ranks of a job, and what our own supervisor tells its payload.
+_RANK: Final = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_)?RANK$|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE$|ROLE_NAME$|MASTER_(ADDR|PORT)$|TORCHELASTIC_"
+    r"|OMPI_COMM_|CLUSTERKERNEL_(JOB|JOB_DIR|OUT|TASK|RANK|WORLD|ATTEMPT|PLATFORM_ID|RENDEZVOUS|RUNTIME)$"
+)
+
+
+def for_local(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a job on this machine inherits: all but what an outer job was told of itself."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name == "SLURM_CONF" or not (_SLURM.match(name) or _RANK.match(name))
+    }
 
 
 def for_sbatch(environ: Mapping[str, str]) -> dict[str, str]:
@@ -44,6 +61,11 @@ def for_sbatch(environ: Mapping[str, str]) -> dict[str, str]:
         elif name.lower() in _PROXY and "@" not in value:  # else it holds a password
             kept[name] = value
     return kept
+
+
+def which_cluster(environ: Mapping[str, str]) -> str:
+    """Which configuration Slurm's commands read, as far as the environment tells."""
+    return f"conf:{environ.get('SLURM_CONF', '')}"
 
 
 def for_queries(environ: Mapping[str, str]) -> dict[str, str]:

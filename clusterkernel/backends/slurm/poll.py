@@ -20,6 +20,7 @@ import msgspec
 from clusterkernel.backends.base import Observation
 from clusterkernel.backends.slurm import layout
 from clusterkernel.backends.slurm.commands import Transport, unreachable
+from clusterkernel.backends.slurm.environment import which_cluster
 from clusterkernel.backends.slurm.records import (
     SACCT,
     SEPARATOR,
@@ -35,6 +36,7 @@ from clusterkernel.errors import BackendUnavailable
 from clusterkernel.formats.sbatch import clean_name
 from clusterkernel.formats.sbatch_directives import may_requeue
 from clusterkernel.jobfolder import JobFolder
+from clusterkernel.records import Submission
 from clusterkernel.states import JobState
 
 __all__ = ["Poller", "owns"]
@@ -55,7 +57,7 @@ _BEFORE: Final = {JobState.RUNNING: 0, JobState.FINISHING: 1, JobState.STARTING:
 class _Part:
     """One of Slurm's jobs and the array tasks that it holds."""
 
-    def __init__(self, folder: JobFolder, job: str, first: int, count: int) -> None:
+    def __init__(self, folder: JobFolder, job: str, first: int, count: int, *, elsewhere: bool = False) -> None:
         self.folder = folder
         self.job = job
         self.first = first
@@ -63,6 +65,7 @@ class _Part:
         self.array = folder.record.array
         self.records: dict[int, Record] = {}
         self.forgotten = True  # no command has said anything of this job
+        self.elsewhere = elsewhere  # it was sent to another cluster than the one that is asked
         self.times = 1  # how often it was asked for in vain
 
     @property
@@ -125,7 +128,7 @@ class Poller:
             for key in [key for key in memory if key.partition("/")[0] not in names]:
                 memory.pop(key)
         parts = [
-            _Part(folder, job, first, count)
+            _Part(folder, job, first, count, elsewhere=_is_elsewhere(submission))
             for folder in folders
             if (submission := folder.submission()) is not None
             for job, first, count in submission.platform_ids
@@ -138,6 +141,7 @@ class Poller:
                 silent = {part.job for part in open_parts}
             else:
                 _share(listed, open_parts)
+                open_parts = [part for part in open_parts if not part.elsewhere]
                 silent |= self._ask_details([part for part in open_parts if self._needs_details(part)])
                 silent |= self._ask_accounting([part for part in open_parts if self._missing(part, silent)])
                 silent |= self._ask_again([part for part in open_parts if self._missing(part, silent)])
@@ -250,7 +254,8 @@ class Poller:
             return ended[task]
         record = part.records.get(task)
         if record is None:
-            return None if part.job in silent or part.folder.adopt(task) else self._unknown(part, task)
+            nothing = part.job in silent or part.elsewhere or part.folder.adopt(task)
+            return None if nothing else self._unknown(part, task)
         if part.job in silent and _lacks_code(record):
             key = f"{part.key}/{task}"
             self._failures[key] = self._failures.get(key, 0) + 1
@@ -293,6 +298,11 @@ class Poller:
         ):
             return Observation(task=task, state=JobState.CANCELLED, reason="It was cancelled while it waited.")
         return Observation(task=task, state=None, reason="Slurm no longer knows the job.", times=part.times)
+
+
+def _is_elsewhere(submission: Submission) -> bool:
+    """Whether this kernel's commands may ask another cluster, which knows nothing of the job."""
+    return submission.cluster.startswith("conf:") and submission.cluster != which_cluster(os.environ)
 
 
 def _name(part: _Part | None) -> str:

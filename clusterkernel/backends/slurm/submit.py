@@ -12,6 +12,7 @@ from typing import Final
 from clusterkernel.backends.slurm import carrier, layout
 from clusterkernel.backends.slurm.bucket import TokenBucket
 from clusterkernel.backends.slurm.commands import Transport, unreachable
+from clusterkernel.backends.slurm.environment import which_cluster
 from clusterkernel.backends.slurm.poll import owns
 from clusterkernel.backends.slurm.records import SEPARATOR, SQUEUE, comment, read_comment, read_squeue
 from clusterkernel.backends.slurm.refusals import refusal, waits
@@ -91,7 +92,7 @@ class Submitter:
             Slurm did not answer: it may have taken the job, or not.
         """
         sent: list[tuple[str, int, int]] = []
-        cluster = ""
+        cluster = which_cluster(os.environ)
         if _was_tried(folder) and (found := self.find(folder)) is not None:
             sent, cluster = list(found.platform_ids), found.cluster
         layout.logs(folder).mkdir(mode=0o700, exist_ok=True)
@@ -115,7 +116,7 @@ class Submitter:
                 error = self._error(folder, refused)
                 raise LimitReached(f"{error.message} {_WAITS}") from None
             sent.append((answer.job, first, part.count if part else 1))
-            cluster = cluster or answer.cluster
+            cluster = answer.cluster or cluster
         sent.sort(key=lambda item: item[1])
         return Submission(platform_ids=tuple(sent), cluster=cluster)
 
@@ -203,7 +204,7 @@ class Submitter:
         if not found:
             return None
         ids = sorted(((job, *span) for job, span in found.items()), key=lambda item: (item[1], int(item[0])))
-        return Submission(platform_ids=tuple(ids))
+        return Submission(platform_ids=tuple(ids), cluster=which_cluster(os.environ))
 
     def _find_accounted(self, folder: JobFolder) -> dict[str, tuple[int, int]]:
         """In the database, which may lack comments; without one the controller's answer stands."""
