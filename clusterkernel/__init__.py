@@ -68,6 +68,8 @@ __all__ = [
     "JobState",
     "__version__",
     "accounting",
+    "check",
+    "convert",
     "job",
     "jobs",
     "log",

@@ -149,6 +149,10 @@ class Watcher:
                 self._listen_to_platforms(tracked, began)
             except (ClusterKernelError, OSError) as error:  # the ledger's disk, say
                 _LOG.warning("Platforms are not asked: %s", error)
+            except RuntimeError as error:
+                if "shutdown" not in str(error):
+                    raise
+                return  # the interpreter ends, and starts no more threads
             for tracking in tracked:
                 self._tell(tracking, self._scan(tracking, began))
                 if not tracking.live:

@@ -99,6 +99,10 @@ class Kernel:
         executor = ck.Executor("local" if self.kind == "local" else "slurm", **{"time": "5m", **fields})
         return executor.submit(fn, *args)
 
+    def array(self, size: int, **fields: Any) -> Any:
+        """Calls as an array."""
+        return ck.Executor("slurm", **{"time": "5m", **fields}).map_jobs(lambda _: sleep_on(), range(size))
+
     def until(self, true: Callable[[], Any], what: str, ceiling: float = CEILING) -> Any:
         """Wait for an event that nothing tells us of."""
         deadline = time.monotonic() + ceiling
@@ -117,9 +121,9 @@ class Kernel:
         assert not job.state.terminal, f"job {job.id} is {job.state}: {job.reason}"
         return job
 
-    def pids(self, job: Any, attempt: int = 0) -> Pids:
+    def pids(self, job: Any, rank: int = 0) -> Pids:
         """Its processes."""
-        records = events.read(job.folder.events(attempt))
+        records = events.read(job.folder.events(rank=rank))
         supervisor = next(record["pid"] for record in records if record["kind"] == "started")
         payload = self.until(lambda: processes.children(supervisor), f"the payload of job {job.id}")[0]
         about = Path(f"/proc/{supervisor}/status").read_text()
@@ -179,6 +183,26 @@ def scancel_running(kernel: Kernel) -> Death:
 
 
 @death(*SLURM)
+def scancel_array_task_pending(kernel: Kernel) -> Death:
+    job = kernel.array(3, sbatch="--begin=now+1hour")[1]
+    kernel.until(lambda: job.platform_id and job.state is JobState.QUEUED, "the queue")
+    at = time.time()
+    kernel.slurm("scancel", job.platform_id)
+    return Death(job, at)
+
+
+@death(*SLURM)
+def scancel_array_task_running(kernel: Kernel) -> Death:
+    jobs = kernel.array(3)
+    for job in jobs:
+        kernel.running(job)
+    at = time.time()
+    kernel.slurm("scancel", jobs[1].platform_id)
+    jobs[1].wait(CEILING)
+    return Death(jobs[1], at, notes={"others": [str(jobs[0].state), str(jobs[2].state)]})
+
+
+@death(*SLURM)
 def cancel_pending(kernel: Kernel) -> Death:
     job = kernel.submit(sleep_on, sbatch="--begin=now+1hour")
     kernel.until(lambda: job.platform_id and job.state is JobState.QUEUED, "the queue")
@@ -212,6 +236,16 @@ def payload_killed(kernel: Kernel) -> Death:
     pids, at = kernel.pids(job), time.time()
     os.kill(pids.payload, 9)
     return Death(job, at)
+
+
+@death(*SLURM)
+def one_rank_killed(kernel: Kernel) -> Death:
+    """Of two, on two nodes: the other ends with it."""
+    job = kernel.running(kernel.submit(sleep_on, nodes=2))
+    kernel.until(lambda: "last words" in job.logs(rank=1), "the second rank")
+    left, at = [kernel.pids(job, rank).payload for rank in (0, 1)], time.time()
+    os.kill(left[1], 9)
+    return Death(job, at, notes={"left": lambda: any(processes.start_time(pid) for pid in left)})
 
 
 @death()
@@ -455,9 +489,36 @@ def node_dies(kernel: Kernel) -> Death:
 
 
 @death(*SLURM)
+def queued_again(kernel: Kernel) -> Death:
+    """Its end is none: an administrator has it queued again, as a pre-emption does."""
+    job = kernel.running(kernel.submit(_attempts(kernel, "again"), requeue=True))
+    ends: list[str] = []
+    job.add_state_callback(lambda job: ends.append(str(job.state)) if job.state.terminal else None)
+    kernel.slurm("scontrol", "requeue", job.platform_id)
+    job.wait(CEILING)
+    return Death(job, notes={"value": job.result(0) if job.state is JobState.SUCCEEDED else None, "ends": len(ends)})
+
+
+@death(*SLURM)
 def node_is_cut_off(kernel: Kernel) -> Death:
     """Its network goes, and the controller is told so: it starts the job again elsewhere. The orphan must stop."""
-    marks = kernel.folder / "marks"
+    marks = kernel.folder / "cut"
+    job = kernel.running(
+        kernel.submit(_attempts(kernel, "cut"), partition="gpu", requeue=True, sbatch="--exclude=gpu3")
+    )
+    node = job.summary().node
+    kernel.cluster.cut(node)
+    kernel.slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+    job.wait(CEILING)
+    orphan = int((marks / "0").read_text())
+    kernel.until(lambda: not processes.start_time(orphan), "the end of the older attempt")
+    kernel.cluster.heal(node)
+    return Death(job, notes={"value": job.result(0) if job.state is JobState.SUCCEEDED else None})
+
+
+def _attempts(kernel: Kernel, name: str) -> Callable[[], int]:
+    """What hangs in its first attempt and does well in the second; each leaves its pid in a folder of this name."""
+    marks = kernel.folder / name
     marks.mkdir()
 
     def once_more() -> int:
@@ -471,15 +532,7 @@ def node_is_cut_off(kernel: Kernel) -> Death:
             time.sleep(600)
         return attempt
 
-    job = kernel.running(kernel.submit(once_more, partition="gpu", requeue=True, sbatch="--exclude=gpu3"))
-    node = job.summary().node
-    kernel.cluster.cut(node)
-    kernel.slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
-    job.wait(CEILING)
-    orphan = int((marks / "0").read_text())
-    kernel.until(lambda: not processes.start_time(orphan), "the end of the older attempt")
-    kernel.cluster.heal(node)
-    return Death(job, notes={"value": job.result(0) if job.state is JobState.SUCCEEDED else None})
+    return once_more
 
 
 @death(*SLURM, phase=2)

@@ -27,6 +27,8 @@ LOST_ANSWER = "sbatch: error: Batch job submission failed: Socket timed out on s
 EVERY, SLACK = 5.0, 0.2
 MINUTE = 60.0
 
+# The other one of its kind is in the short run.
+LONG = {"slurm_hangs_for_a_minute"}
 SCENES: dict[str, Callable[[Place], None]] = {}
 
 
@@ -386,6 +388,8 @@ def scenes(request: pytest.FixtureRequest, slurm_bare: SlurmCluster) -> Iterator
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", list(SCENES))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] if name in LONG else []) for name in SCENES]
+)
 def test_answers_that_fail(scenes: dict[str, Future[None]], name: str) -> None:
     scenes[name].result(300)

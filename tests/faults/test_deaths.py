@@ -68,10 +68,16 @@ EXPECTED: dict[str, Expected | dict[str, Expected]] = {
         "": CANCELLED,
         "purged": Expected("CANCELLED", "JobCancelled", r"SIGTERM \(15\)\. The platform no longer tells why"),
     },
+    "scancel_array_task_pending": UNSTARTED,
+    "scancel_array_task_running": {
+        "": CANCELLED,
+        "purged": Expected("CANCELLED", "JobCancelled", r"It was ended by SIGTERM \(15\)|It was cancelled"),
+    },
     "cancel_pending": UNSTARTED,
     "cancel_running": CANCELLED,
     "exit_code": Expected("DIED", "JobDied", r"exit code 9 before it could say"),
     "payload_killed": KILLED,
+    "one_rank_killed": KILLED,
     "payload_crashes": Expected("DIED", "JobDied", r"SIGSEGV \(11\)"),
     "supervisor_killed": KILLED,
     "shell_killed": {"": KILLED, "local": Expected("DIED", "JobDied", r"runner on this machine has ended|was killed")},
@@ -98,6 +104,7 @@ EXPECTED: dict[str, Expected | dict[str, Expected]] = {
         "purged": Expected("DIED", "JobDied", r"Slurm no longer knows the job"),
     },
     "silence": Expected("SUCCEEDED", "", r"^$"),
+    "queued_again": Expected("SUCCEEDED", "", r"^$"),
     "node_is_cut_off": Expected("SUCCEEDED", "", r"^$"),
     "controller_restarts": Expected("SUCCEEDED", "", r"^$"),
 }
@@ -236,9 +243,8 @@ def test_the_truth_is_known_soon(
     _judge_notes(case, seen["notes"])
     if seen["seconds"] is not None:
         record_property(MEASURED, (case, kind, seen["seconds"]))
-        # Where more wants to run than there are cores, the seconds are those of the machine.
-        if seen["load"] < 3 * (os.cpu_count() or 1):
-            assert seen["seconds"] <= SOON
+        # Where much more wants to run than there are cores, some of the seconds are the machine's.
+        assert seen["seconds"] <= (SOON if seen["load"] < 3 * (os.cpu_count() or 1) else 2 * SOON)
 
 
 def _judge_notes(case: str, notes: dict[str, Any]) -> None:
@@ -248,6 +254,10 @@ def _judge_notes(case: str, notes: dict[str, Any]) -> None:
         assert notes == {"state": "RUNNING"}, "silence is no end"
     if case == "node_dies":
         assert notes == {"ran on": True}, "the job's processes outlived their node's daemon: the test is a real one"
+    if case == "scancel_array_task_running":
+        assert notes == {"others": ["RUNNING", "RUNNING"]}
+    if case == "queued_again":
+        assert notes == {"value": 1, "ends": 1}, "the first attempt's end was not taken for the job's"
     if case == "node_is_cut_off":
         assert notes == {"value": 1}, "the second attempt's value"
     if case == "controller_restarts":

@@ -395,8 +395,26 @@ def test_a_waiting_task_that_was_cancelled_has_no_record_at_all(poller: Poller, 
     folder = job(tasks=3)
     slurm.answers["squeue"] = (0, listed(folder, "PENDING", index="0,2"), "")
     slurm.answers["scontrol"] = (0, shown(folder, "PENDING", index="0,2"), "")
+    assert states(poller, folder) == {folder.id: [(0, "QUEUED"), (1, "CANCELLED"), (2, "QUEUED")]}
+
+
+def test_a_task_that_ran_and_is_forgotten_is_unknown(poller: Poller, slurm: Script, job: Any) -> None:
+    folder = job(tasks=3)
+    slurm.answers["squeue"] = (0, listed(folder, "PENDING", index="0,2"), "")
+    slurm.answers["scontrol"] = (0, shown(folder, "PENDING", index="0,2"), "")
+    folder.events(0, 1).write_text('{"kind": "started"}\n')
     assert states(poller, folder) == {folder.id: [(0, "QUEUED"), (1, None), (2, "QUEUED")]}
-    folder.request_cancel((1,))
+
+
+def test_what_the_database_says_late_of_a_known_array_is_passed_over(poller: Poller, slurm: Script, job: Any) -> None:
+    folder = job(tasks=3)
+    slurm.answers["squeue"] = (0, listed(folder, "PENDING", index="0,2"), "")
+    slurm.answers["scontrol"] = (0, shown(folder, "PENDING", index="0,2"), "")
+    slurm.answers["sacct"] = (
+        0,
+        SEPARATOR.join(("81_[0-2]", "PENDING", "0:0", "0:0", "None assigned", "try")) + "\n",
+        "",
+    )
     assert states(poller, folder) == {folder.id: [(0, "QUEUED"), (1, "CANCELLED"), (2, "QUEUED")]}
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from clusterkernel.jobfolder import JobFolder
 
-__all__ = ["ShellRecord", "batch_log", "last_line", "logs", "script", "shell_record", "started"]
+__all__ = ["ShellRecord", "batch_log", "last_line", "logs", "ran", "script", "shell_record", "started"]
 
 _TAIL: Final = 4096
 
@@ -66,6 +66,11 @@ def started(folder: JobFolder, attempt: int, task: int) -> bool:
             return bool(file.read(1))
     except OSError:
         return False
+
+
+def ran(folder: JobFolder, task: int, platform_id: str) -> bool:
+    """Whether the task came to a node, as far as what it left there is visible here."""
+    return started(folder, 0, task) or shell_record(folder, 0, task, platform_id) is not None
 
 
 def last_line(path: Path) -> str:

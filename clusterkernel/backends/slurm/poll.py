@@ -242,7 +242,7 @@ class Poller:
                 fresh.take(row)
                 for task, record in fresh.records.items():
                     part.records.setdefault(task, record)
-            elif now - self._lagging.setdefault(part.key, now) < LAG:
+            elif part.forgotten and now - self._lagging.setdefault(part.key, now) < LAG:
                 late.add(row.job)  # it lives, says the database: that may be old
         return late
 
@@ -289,13 +289,9 @@ class Poller:
         """A task of which no good answer knows anything.
 
         Slurm drops an array task that is cancelled while it waits from all
-        its answers, and keeps the array.
+        its answers, sacct's too, and keeps the array.
         """
-        asked = part.folder.cancel_request()
-        dropped = part.array and not part.forgotten
-        if dropped and (
-            (asked is not None and (not asked or task in asked)) or time.monotonic() >= self._disabled_until
-        ):
+        if part.array and not part.forgotten and not layout.ran(part.folder, task, part.platform_id(task)):
             return Observation(task=task, state=JobState.CANCELLED, reason="It was cancelled while it waited.")
         return Observation(task=task, state=None, reason="Slurm no longer knows the job.", times=part.times)
 

@@ -1,0 +1,442 @@
+"""What the words of a bash script come to, as far as that is known without running it.
+
+Known are the variables that the script sets to literals, and those that a
+person gave. What is not known (a command's output, a variable of the job) stays
+in the word as it was written.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+__all__ = ["Variables", "Word", "arithmetic", "assignment", "names_in"]
+
+_NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.ASCII)
+_SPECIAL: Final = re.compile(r"[\\'\"$`*?\[\]{}~]")
+_PLAIN: Final = re.compile(r"[^\\'\"$`*?\[\]{}~]+")
+_IN_DOUBLE: Final = re.compile(r'[^\\"$`]+')
+_BRACED: Final = re.compile(r"([A-Za-z_]\w*)(?:\[([@*]|\d+)\])?(?:(:?[-=])(.*))?", re.ASCII | re.DOTALL)
+_NAMED: Final = re.compile(r"\$\{?([A-Za-z_]\w*)", re.ASCII)
+_REFERENCE: Final = re.compile(r"\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*\}|\$\(\([^()]*\)\)", re.ASCII)
+_CALCULATED: Final = re.compile(r"\$?\b([A-Za-z_]\w*)\b|\$\{([A-Za-z_]\w*)\}", re.ASCII)
+_SIMPLE: Final = re.compile(r"\$(?:[A-Za-z_]\w*|[0-9@*#?$!-])", re.ASCII)
+_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
+_LONGEST: Final = 100_000
+
+
+class Word(msgspec.Struct, frozen=True):
+    """One word after expansion.
+
+    Attributes
+    ----------
+    shell : str
+        As bash reads it.
+    value : str or None
+        What it is; None where that is known inside the job only.
+    inner : str
+        What another shell would be given to read: the value, with what is not known left as it was written.
+    """
+
+    shell: str
+    value: str | None
+    inner: str = ""
+
+    @property
+    def text(self) -> str:
+        """Its value, or what stands for it."""
+        return self.shell if self.value is None else self.value
+
+
+class _Piece(msgspec.Struct, frozen=True):
+    """A part of a word: a literal text, or something that bash expands."""
+
+    text: str
+    literal: bool
+    quoted: bool
+
+
+class Variables:
+    """The variables of a script, as they change from line to line.
+
+    Parameters
+    ----------
+    values : mapping
+        Known from the start.
+    """
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._known: dict[str, str | list[Word]] = dict(values)
+        self._partly: dict[str, tuple[list[_Piece], frozenset[str]]] = {}
+        self.assumed: dict[str, str] = {}
+        self.used: set[str] = set()
+        self.asked: dict[str, None] = {}
+
+    def set(self, name: str, value: str | list[Word] | None) -> None:
+        """Remember a value; None for one that is not known."""
+        self._partly = {other: partly for other, partly in self._partly.items() if name not in (other, *partly[1])}
+        if value is None:
+            self._known.pop(name, None)
+        else:
+            self._known[name] = value
+
+    def set_partly(self, name: str, raw: str) -> bool:
+        """Remember a value in which only other variables are not known; False where there is more than that."""
+        self.set(name, None)
+        fields: list[list[_Piece]] = [[]]
+        self._scan(raw, fields, False)
+        open_ = [piece.text for piece in fields[0] if not piece.literal]
+        if len(fields) > 1 or not open_ or not all(_REFERENCE.fullmatch(text) for text in open_):
+            return False
+        self._partly[name] = fields[0], frozenset(part for text in open_ for part in _NAMED.findall(text))
+        return True
+
+    def get(self, name: str) -> str | None:
+        """A variable's value, where it is known and a text."""
+        value = self._known.get(name)
+        return value if isinstance(value, str) else None
+
+    def copy_of(self, name: str) -> list[Word] | None:
+        """The words of an array."""
+        value = self._known.get(name)
+        return list(value) if isinstance(value, list) else None
+
+    # -- expansion --------------------------------------------------------------------
+
+    def words(self, raw: Iterable[str]) -> list[Word]:
+        """Raw words after expansion: one may become several, or none."""
+        found: list[Word] = []
+        for word in raw:
+            found += self.expand(word)
+        return found
+
+    def expand(self, raw: str, *, split: bool = True) -> list[Word]:
+        """One raw word after expansion; without `split` it stays one, as in an assignment."""
+        if not _SPECIAL.search(raw):
+            return [Word(raw, raw)]
+        fields: list[list[_Piece]] = [[]]
+        changed = self._scan(raw, fields, split)
+        fields = [field for field in fields if field] or ([[]] if not changed else [])
+        inner = ["".join(piece.text for piece in field) for field in fields]
+        if not changed and len(fields) == 1:
+            return [Word(raw, _value(fields[0]), inner[0])]
+        return [Word(_render(field), _value(field), text) for field, text in zip(fields, inner, strict=True)]
+
+    def value(self, raw: str) -> str | None:
+        """The value of a word, where it is known."""
+        found = self.expand(raw, split=False)
+        return found[0].value if len(found) == 1 else "" if not found else None
+
+    def _scan(self, raw: str, fields: list[list[_Piece]], split: bool) -> bool:
+        """Take a word apart; says whether a variable was replaced."""
+        at, changed = 0, False
+        while at < len(raw):
+            char = raw[at]
+            if plain := _PLAIN.match(raw, at):
+                fields[-1].append(_Piece(plain[0], True, False))
+                at = plain.end()
+            elif char == "\\":
+                if raw[at + 1 : at + 2] != "\n":
+                    fields[-1].append(_Piece(raw[at + 1 : at + 2], True, True))
+                at += 2
+            elif char == "'":
+                end = raw.find("'", at + 1)
+                end = len(raw) if end < 0 else end
+                fields[-1].append(_Piece(raw[at + 1 : end], True, True))
+                at = end + 1
+            elif char == '"':
+                at, replaced = self._double(raw, at + 1, fields)
+                changed = changed or replaced
+            elif char == "$" and raw.startswith("$'", at):
+                at, text = _ansi(raw, at + 2)
+                fields[-1].append(_Piece(text, True, True))
+            elif char == "$":
+                at, replaced = self._dollar(raw, at, fields, False, split)
+                changed = changed or replaced
+            elif char == "`":
+                end = raw.find("`", at + 1)
+                end = len(raw) if end < 0 else end + 1
+                fields[-1].append(_Piece(raw[at:end], False, False))
+                at = end
+            else:  # a pattern, a home folder or braces
+                plain_brace = char in "{}" and not re.search(r"\{[^{}]*(,|\.\.)[^{}]*\}", raw)
+                fields[-1].append(_Piece(char, plain_brace or (char == "~" and at > 0), False))
+                at += 1
+        return changed
+
+    def _double(self, raw: str, at: int, fields: list[list[_Piece]]) -> tuple[int, bool]:
+        changed = False
+        fields[-1].append(_Piece("", True, True))
+        while at < len(raw) and raw[at] != '"':
+            if plain := _IN_DOUBLE.match(raw, at):
+                fields[-1].append(_Piece(plain[0], True, True))
+                at = plain.end()
+            elif raw[at] == "\\":
+                following = raw[at + 1 : at + 2]
+                if following != "\n":
+                    text = following if following in '$`"\\' else "\\" + following
+                    fields[-1].append(_Piece(text, True, True))
+                at += 2
+            elif raw[at] == "`":
+                end = raw.find("`", at + 1)
+                end = len(raw) if end < 0 else end + 1
+                fields[-1].append(_Piece(raw[at:end], False, True))
+                at = end
+            else:
+                at, replaced = self._dollar(raw, at, fields, True, False)
+                changed = changed or replaced
+        return at + 1, changed
+
+    def _dollar(self, raw: str, at: int, fields: list[list[_Piece]], quoted: bool, split: bool) -> tuple[int, bool]:
+        """What a dollar sign stands for; gives where it ends and whether it was replaced."""
+        if raw.startswith("$((", at) and (end := raw.find("))", at)) > 0:
+            source, end = raw[at : end + 2], end + 2
+            number = arithmetic(source[3:-2], self._number)
+            if number is None:
+                text = _CALCULATED.sub(self._calculated, source)
+                fields[-1].append(_Piece(text, False, quoted))
+                return end, text != source
+            self._put(fields, str(number), True, quoted, False)
+            return end, True
+        if raw.startswith("$(", at):
+            end = _closing(raw, at + 2, "(", ")")
+            fields[-1].append(_Piece(raw[at:end], False, quoted))
+            return end, False
+        if raw.startswith("${", at):
+            end = _closing(raw, at + 2, "{", "}")
+            match = _BRACED.fullmatch(raw[at + 2 : end - 1])
+        elif named := _NAME.match(raw, at + 1):
+            end = named.end()
+            match = _BRACED.fullmatch(named[0])
+        else:
+            simple = _SIMPLE.match(raw, at)
+            end = simple.end() if simple else at + 1
+            literal = simple is None
+            if simple and simple[0][1:].isdigit() and (given := self._known.get(simple[0][1:])) is not None:
+                self._put(fields, str(given), True, quoted, split)
+                return end, True
+            if simple:
+                self.asked[simple[0][1:]] = None
+            fields[-1].append(_Piece(raw[at:end], literal, quoted))
+            return end, False
+        source = raw[at:end]
+        if match is None:
+            self.asked.update(dict.fromkeys(_NAMED.findall(source)))
+            fields[-1].append(_Piece(source, False, quoted))
+            return end, False
+        name, index, operator, default = match.groups()
+        known = self._known.get(name)
+        if isinstance(known, list):
+            return end, self._array(known, index, fields, source, quoted)
+        if known is not None and (known or operator != ":-"):
+            self.used.add(name)
+            self._put(fields, known, True, quoted, split)
+            return end, True
+        if name in self._partly and index is None:
+            self._put_partly(fields, self._partly[name][0], quoted, split)
+            return end, True
+        if operator and default is not None and not name.startswith("SLURM_"):
+            otherwise = self.value(f'"{default}"' if not default.startswith(("'", '"')) else default)
+            if otherwise is not None:
+                self.assumed[name] = otherwise
+                self._put(fields, otherwise, True, quoted, split)
+                return end, True
+        self.asked[name] = None
+        fields[-1].append(_Piece(source, False, quoted))
+        return end, False
+
+    def _calculated(self, match: re.Match[str]) -> str:
+        """A variable within a calculation, by what it stands for."""
+        name = match[1] or match[2]
+        if (value := self._number(name)) is not None and re.fullmatch(r"-?\d+", value, re.ASCII):
+            return value
+        pieces = self._partly.get(name, ([], frozenset()))[0]
+        if len(pieces) == 1:
+            return pieces[0].text
+        self.asked[name] = None
+        return match[0]
+
+    def _number(self, name: str) -> str | None:
+        value = self.get(name)
+        if value is not None:
+            self.used.add(name)
+        return value
+
+    @staticmethod
+    def _put(fields: list[list[_Piece]], text: str, literal: bool, quoted: bool, split: bool) -> None:
+        if quoted or not split or not literal:
+            fields[-1].append(_Piece(text, literal, quoted))
+            return
+        parts = text.split()
+        if text[:1].isspace() and fields[-1]:
+            fields.append([])
+        for number, part in enumerate(parts):
+            if number:
+                fields.append([])
+            fields[-1].append(_Piece(part, True, False))
+        if parts and text[-1:].isspace():
+            fields.append([])
+
+    def _put_partly(self, fields: list[list[_Piece]], pieces: Sequence[_Piece], quoted: bool, split: bool) -> None:
+        for piece in pieces:
+            if piece.literal:
+                self._put(fields, piece.text, True, quoted, split)
+            else:
+                self.asked.update(dict.fromkeys(_NAMED.findall(piece.text)))
+                fields[-1].append(_Piece(piece.text, False, quoted))
+
+    @staticmethod
+    def _array(known: Sequence[Word], index: str | None, fields: list[list[_Piece]], source: str, quoted: bool) -> bool:
+        chosen: Sequence[Word] = known
+        if index not in ("@", "*"):
+            chosen = known[int(index or 0) :][:1] if int(index or 0) < len(known) else []
+        if index == "*" and quoted:
+            fields[-1].append(_Piece(source, False, quoted))
+            return False
+        for number, word in enumerate(chosen):
+            if number:
+                fields.append([])
+            if word.value is None:
+                fields[-1].append(_Piece(word.shell, False, False))
+            else:
+                fields[-1].append(_Piece(word.value, True, True))
+        return True
+
+
+def _value(pieces: Sequence[_Piece]) -> str | None:
+    if all(piece.literal for piece in pieces):
+        return "".join(piece.text for piece in pieces)
+    if pieces and pieces[0].text == "~" and all(piece.literal for piece in pieces[1:]):
+        return "".join(piece.text for piece in pieces)  # whoever uses it knows a home folder
+    return None
+
+
+def _render(pieces: Sequence[_Piece]) -> str:
+    """A word for bash, quoted where it has to be."""
+    if all(piece.literal for piece in pieces):
+        return shlex.quote("".join(piece.text for piece in pieces))
+    found: list[str] = []
+    inside = False
+    for piece in pieces:
+        text = piece.text
+        if piece.literal:
+            text = re.sub(r'([\\"$`])', r"\\\1", text)
+        wants = piece.quoted or (piece.literal and shlex.quote(piece.text) != piece.text)
+        if wants != inside:
+            found.append('"')
+            inside = wants
+        found.append(text)
+    return "".join(found) + ('"' if inside else "")
+
+
+def _ansi(raw: str, at: int) -> tuple[int, str]:
+    found = []
+    while at < len(raw) and raw[at] != "'":
+        if raw[at] == "\\":
+            following = raw[at + 1 : at + 2]
+            found.append(_ESCAPES.get(following, "\\" + following))
+            at += 2
+        else:
+            found.append(raw[at])
+            at += 1
+    return at + 1, "".join(found)
+
+
+def _closing(raw: str, at: int, opens: str, closes: str) -> int:
+    """Where a bracket ends whose inside begins at `at`."""
+    level = 1
+    quote = ""
+    while at < len(raw):
+        char = raw[at]
+        if char == "\\":
+            at += 2
+            continue
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"" and opens == "(":
+            quote = char
+        elif char == opens:
+            level += 1
+        elif char == closes:
+            level -= 1
+            if not level:
+                return at + 1
+        at += 1
+    return len(raw)
+
+
+def assignment(raw: str) -> tuple[str, str, bool] | None:
+    """The name and the raw value of ``NAME=value``, and whether it is added (``+=``); None for another word."""
+    match = _ASSIGNED.match(raw)
+    return (match[1], raw[match.end() :], bool(match[2])) if match else None
+
+
+def names_in(text: str) -> list[str]:
+    """The variables that a text reads, each once."""
+    return list(dict.fromkeys(_NAMED.findall(text)))
+
+
+# -- arithmetic ---------------------------------------------------------------------------
+
+_TOKEN: Final = re.compile(r"\s*(\d{1,15}|\$?\{?[A-Za-z_]\w*\}?|[-+*/%()])", re.ASCII)
+
+
+def arithmetic(text: str, lookup: Callable[[str], str | None]) -> int | None:
+    """``2 * GPUS + 1`` with whole numbers; None for what is not known or not understood."""
+    tokens: list[str] = []
+    at = 0
+    while text[at:].strip():
+        match = _TOKEN.match(text, at)
+        if match is None or len(tokens) > 100:
+            return None
+        tokens.append(match[1])
+        at = match.end()
+    try:
+        value, rest = _sum(tokens, 0, lookup)
+    except (ValueError, IndexError, ZeroDivisionError, RecursionError):
+        return None
+    return value if rest == len(tokens) and abs(value) < 1 << 60 else None
+
+
+def _sum(tokens: list[str], at: int, lookup: Callable[[str], str | None]) -> tuple[int, int]:
+    value, at = _product(tokens, at, lookup)
+    while at < len(tokens) and tokens[at] in "+-":
+        other, end = _product(tokens, at + 1, lookup)
+        value = value + other if tokens[at] == "+" else value - other
+        at = end
+    return value, at
+
+
+def _product(tokens: list[str], at: int, lookup: Callable[[str], str | None]) -> tuple[int, int]:
+    value, at = _atom(tokens, at, lookup)
+    while at < len(tokens) and tokens[at] in "*/%":
+        other, end = _atom(tokens, at + 1, lookup)
+        operator = tokens[at]
+        value = value * other if operator == "*" else value // other if operator == "/" else value % other
+        if abs(value) > 1 << 60:
+            raise ValueError
+        at = end
+    return value, at
+
+
+def _atom(tokens: list[str], at: int, lookup: Callable[[str], str | None]) -> tuple[int, int]:
+    token = tokens[at]
+    if token == "(":
+        value, at = _sum(tokens, at + 1, lookup)
+        if tokens[at] != ")":
+            raise ValueError
+        return value, at + 1
+    if token == "-":
+        value, at = _atom(tokens, at + 1, lookup)
+        return -value, at
+    if token.isdecimal():
+        return int(token), at + 1
+    found = lookup(token.strip("${}"))
+    if found is None or not re.fullmatch(r"-?\d{1,15}", found):
+        raise ValueError
+    return int(found), at + 1
