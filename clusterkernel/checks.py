@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from clusterkernel import advice
+from clusterkernel.advice import axolotl_schema
+from clusterkernel.backends import registry
 from clusterkernel.errors import ClusterKernelError
 from clusterkernel.formats import sources
 from clusterkernel.formats.model import Format, Parsed
@@ -19,9 +22,10 @@ from clusterkernel.spec import JobSpec
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["COLUMNS", "advise", "check"]
+__all__ = ["COLUMNS", "advise", "check", "facts_of", "of_payload", "schema_of"]
 
 COLUMNS: Final = ("level", "rule", "field", "message", "fix")
+_AXOLOTL: Final = re.compile(r"^base_model\s*:", re.MULTILINE)
 
 
 def check(
@@ -37,7 +41,7 @@ def check(
     Parameters
     ----------
     source : str, path or JobSpec
-        A file of any format that `convert` reads, its text, or a spec.
+        A file of any format that `convert` reads, its text, or a spec; also an axolotl configuration.
     values, source_format, options
         As for `convert`.
     backend : str, optional
@@ -71,12 +75,58 @@ def advise(
     """As `check`, as the rules give it."""
     if isinstance(source, JobSpec):
         spec = source if backend is None else msgspec.structs.replace(source, backend=backend)
-        return advice.check(spec)
+        return advice.check(spec, facts=facts_of(spec))
     text, name = sources.load(source)
+    if source_format is None and _AXOLOTL.search(text) and not text.startswith("#!"):
+        document, _ = yamltext.load(text, name)
+        spec = JobSpec(backend=backend or "local")
+        return advice.check(spec, config=document, schema=schema_of(spec), facts=facts_of(spec))
     parsed = sources.read(text, name, values=values, source_format=source_format, options=options)
     spec = parsed.spec if backend is None else msgspec.structs.replace(parsed.spec, backend=backend)
     config = _config(parsed, source)
-    return advice.check(spec, parsed.program, format=parsed.format, fields=parsed.fields, config=config)
+    return advice.check(
+        spec,
+        parsed.program,
+        format=parsed.format,
+        fields=parsed.fields,
+        config=config,
+        schema=schema_of(spec) if config is not None else None,
+        facts=facts_of(spec),
+    )
+
+
+def of_payload(spec: JobSpec, files: Mapping[str, object]) -> tuple[advice.Advice, ...]:
+    """Advice on a job of a notebook, beside what its backend notes; quick, so that it can be shown before each job.
+
+    Parameters
+    ----------
+    spec : JobSpec
+        What is asked for.
+    files : mapping
+        Files of the payload; ``config.yml`` is axolotl's configuration.
+    """
+    config = None
+    if isinstance(text := files.get("config.yml"), str):
+        document, _ = yamltext.load(text, "config.yml")
+        config = document if isinstance(document, dict) else None
+    schema = schema_of(spec, cached_only=True) if config is not None else None
+    case = advice.Case(spec=spec, config=config, schema=schema, facts=facts_of(spec) or advice.Facts())
+    return advice.check_case(case, beyond_notes=True)
+
+
+def facts_of(spec: JobSpec) -> advice.Facts | None:
+    """What is known of the platform that a job goes to, where it can be asked here."""
+    if spec.backend not in registry.names():
+        return None
+    backend = registry.get(spec.backend)
+    ask: Callable[[JobSpec], advice.Facts] | None = getattr(backend, "facts", None)
+    return ask(spec) if ask is not None and backend.available().ok else None
+
+
+def schema_of(spec: JobSpec, *, cached_only: bool = False) -> Mapping[str, Any] | None:
+    """The schema of the axolotl that is installed; the first time it takes some ten seconds."""
+    python = axolotl_schema.find(spec.environment.interpreter)
+    return axolotl_schema.load(python, cached_only=cached_only) if python is not None else None
 
 
 def _config(parsed: Parsed, source: str | os.PathLike[str]) -> Mapping[str, Any] | None:

@@ -99,9 +99,13 @@ class Executor(concurrent.futures.Executor):
         from clusterkernel.payload import function
 
         self._check_open()
-        todo = list(items)
+        try:
+            todo = list(items)
+        except TypeError:
+            raise PayloadError(f"items = {items!r:.60} cannot be gone through.", hint="Give a list.") from None
         if not todo:
             raise ClusterKernelError("map_jobs got no items.", hint="Give it at least one.")
+        _check_arguments(fn, (todo[0],), {})
         if chunksize < 1:
             raise ClusterKernelError(f"chunksize = {chunksize} is out of range.", hint="Write 1 or more.")
         artefact = function.build_map(fn, todo, chunksize=chunksize, modules_root=Path.cwd())
@@ -176,6 +180,10 @@ def plan(wanted: JobSpec) -> Plan:
 
 def _check_arguments(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Refuse a call that cannot work before it waits in a queue for it."""
+    if not callable(fn):
+        raise PayloadError(
+            f"{type(fn).__name__} {fn!r:.60} is not a function.", hint="Write submit(fn, *args), without calling fn."
+        )
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):

@@ -6,6 +6,7 @@ import asyncio
 import codecs
 import concurrent.futures
 import contextlib
+import sys
 import threading
 import time
 import weakref
@@ -254,7 +255,8 @@ class Job(concurrent.futures.Future[Any]):
         BackendError
             The platform refused, or does not answer.
         """
-        if self.state.terminal:
+        # `asyncio.wrap_future`, and so `run_in_executor`, cancels what it wraps when the wait is abandoned.
+        if self.state.terminal or sys._getframe(1).f_globals.get("__name__") == "asyncio.futures":
             return False
         self._ask_for_end((self._task,) if self.record.array else ())
         return True

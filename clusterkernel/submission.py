@@ -14,7 +14,7 @@ import msgspec
 
 from clusterkernel import arrays, fields, index, lookup, secretstore, spec, watcher
 from clusterkernel.backends import registry
-from clusterkernel.errors import BackendUnavailable, UnknownJobError
+from clusterkernel.errors import BackendUnavailable, SpecError, UnknownJobError
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot, default_root
 from clusterkernel.jobs import Job, of_folder
@@ -46,6 +46,17 @@ def complete(wanted: JobSpec, *, title: str = "", sending: bool = True) -> JobSp
     environment = msgspec.structs.replace(environment, workdir=workdir)
     name = wanted.name or re.sub(r"[^\w.-]+", "-", title).strip("-.")[:40] or "job"
     wanted = msgspec.structs.replace(wanted, environment=environment, name=name)
+    for file in environment.files:
+        if not (Path(workdir) / Path(file).expanduser()).exists():
+            raise SpecError(
+                f"--files: {file} is not in {workdir}.", field="--files", hint="Write its path from the working folder."
+            )
+    if wanted.max_cost is not None and not registry.get(wanted.backend).capabilities.prices:
+        raise SpecError(
+            f"--max-cost = {wanted.max_cost:g}, but {wanted.backend} has no prices.",
+            field="--max-cost",
+            hint="Leave it out, and set --time.",
+        )
     secretstore.refuse_in_script(environment)
     secretstore.require(environment.secrets)
     try:
@@ -157,7 +168,7 @@ def rerun(
     task = old.task if record.array and isinstance(old, Job) else None
     artefact = payload.reload(old.folder.payload, record.payload, changes, task=task)
     same = not changes and not wanted and task is None
-    return submit(
+    made = submit(
         new_spec,
         artefact,
         tasks=record.tasks if task is None and record.array else None if task is None else 1,
@@ -165,6 +176,7 @@ def rerun(
         notebook=record.notebook,
         parent=old.id,
     )
+    return made if task is None or isinstance(made, Job) else made[0]
 
 
 def find_attachable(attach_key: str, root: JobRoot | None = None) -> Job | arrays.JobArray | None:

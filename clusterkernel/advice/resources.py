@@ -18,7 +18,7 @@ TIGHT_PER_GPU: Final = 8 * 1024
 GIB: Final = 1024
 # Nobody gives these a time, memory or cores by the field; sbatch options that say the same.
 _CPU_OPTIONS: Final = frozenset({"cpus-per-gpu", "c"})
-_MEMORY_OPTIONS: Final = frozenset({"mem-per-gpu", "mem-per-cpu"})
+_MEMORY_OPTIONS: Final = frozenset({"mem", "mem-per-gpu", "mem-per-cpu"})
 _RANKS: Final = re.compile(r"--nproc[_-]per[_-]node[= ](\d+)")
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import msgspec
 
 from clusterkernel.advice.base import Advice, Case, Level, rule
 from clusterkernel.formats import secrets
+
+# A reader hides every secret; it says of those whose value the file itself holds.
+_CLEAR: Final = re.compile(r"in the clear|form of a key")
 
 
 @rule("secret-in-clear")
@@ -37,7 +42,8 @@ def secret_in_clear(case: Case) -> Iterator[Advice]:
                 fix="Take it out, and pass it as a variable with --secrets. Renew it if the file was shared.",
             )
     for source in case.fields:
-        if source.value == secrets.HIDDEN and source.field and source.field.removeprefix("secrets.") not in told:
+        clear = source.value == secrets.HIDDEN and _CLEAR.search(source.reason)
+        if clear and source.field and source.field.removeprefix("secrets.") not in told:
             line = f" on line {source.line}" if source.line else ""
             yield Advice(
                 level=Level.ERROR,

@@ -30,6 +30,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
         Whether the platform knows these.
     verdict : bool
         The platform tells why a job was ended from outside (a limit, a cancel, a node).
+    prices : bool
+        It has prices, so that a run's cost can be limited.
     poll_every : float
         Seconds between two questions, over all kernels of a user on a host.
     """
@@ -41,6 +43,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     requeue: bool = False
     accounting: bool = False
     verdict: bool = True
+    prices: bool = False
     poll_every: float = 5.0
 
 

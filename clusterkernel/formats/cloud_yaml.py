@@ -357,20 +357,24 @@ class _Reader:
         launcher = Launcher.TORCHRUN
         if train and (match := re.search(r"--launcher[ =](\w+)", train[3])):
             launcher = _LAUNCHERS.get(match[1], launcher)
+        line = self._source[: train.start()].count("\n") + 1 if train else None
+        how, why = How.EXACT, ""
         if not config:
-            config = "train.yaml"
+            config, how = "train.yaml", How.ASSUMED
             why = 'A cloud file does not name its configuration: values={"CONFIG": "..."} does.'
-            self._assume("axolotl train", config, "program.config", why)
-            self._assume("--launcher", "torchrun", "launcher", "It is what starts axolotl on any number of nodes.")
-        else:
-            line = self._source[: train.start()].count("\n") + 1 if train else None
-            self._rows.append(SourceField("axolotl train", config, line, "program.config"))
+        self._rows.append(SourceField("axolotl train", config, line, "program.config", how, why))
+        if train:
             self._rows.append(SourceField("--launcher", launcher.value, line, "launcher"))
+        else:
+            self._assume("--launcher", "torchrun", "launcher", "It is what starts axolotl on any number of nodes.")
         self._found["launcher"] = launcher
         steps = []
         if preprocess or "preprocess" in commands:
             steps.append(Step(name="preprocess", shell=f"axolotl preprocess {config}", runs=Runs.HEAD))
         steps.append(Step(name="train", shell=f"axolotl train {config}", runs=Runs.NODES, launched=True))
+        for number, step in enumerate(steps):
+            key = f"axolotl {step.name}"
+            self._rows.append(SourceField(key, step.shell, line, f"program.steps.{number}", how, why))
         options = {"axolotl": tuple(self._options)} if self._options else {}
         return Program(steps=tuple(steps), config=config, options=options)
 

@@ -281,10 +281,10 @@ class Counting:
                 continue
             size = reads.memory(option.value)
             if size == 0:
-                self._extra.append("--mem=0")
                 if "exclusive" in self._last:
                     self._row(option, "exclusive", reason="All memory of whole nodes.")
                 else:
+                    self._extra.append("--mem=0")
                     self._row(option, "extra.slurm.mem", reason="All memory of its nodes.")
                 return
             self._set("memory", f"{size * times}M", option)

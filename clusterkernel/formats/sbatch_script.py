@@ -26,7 +26,7 @@ from clusterkernel.formats.sbatch_grammar import Given, Header
 from clusterkernel.formats.sbatch_needs import Counts, needs, options_of
 from clusterkernel.formats.sbatch_options import Option, gres_gpus
 from clusterkernel.formats.sbatch_steps import body
-from clusterkernel.spec import Array, JobSpec
+from clusterkernel.spec import Array, JobSpec, Launcher
 
 __all__ = ["write"]
 
@@ -210,7 +210,11 @@ def _tell(spec: JobSpec, program: Program, options: Mapping[str, Option], report
             report.exact(field, f"--{option.name}", option.value or "")
 
     for field, names in _OF_SHAPE.items():
-        told(field, names)
+        if field != "tasks_per_node" or spec.launcher is Launcher.NONE:
+            told(field, names)
+    if spec.launcher is not Launcher.NONE and not any(step.launched for step in program.steps):
+        for field in ("launcher", "tasks_per_node"):
+            report.dropped(field, "There is no program that it could start.")
     for name, field in _SINGLE.items():
         told(field, (name,))
     told("requeue", ("requeue", "no-requeue"))

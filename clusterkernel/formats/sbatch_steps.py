@@ -44,7 +44,8 @@ def retry(attempts: int, backoff: int | None) -> str:
 def body(spec: JobSpec, program: Program, options: Mapping[str, Option], report: Report) -> list[str]:
     """All lines behind the directives, told to `report`."""
     writer = _Writer(spec, program, options, report)
-    return ["", *writer.before(), *writer.steps()]
+    lines = ["", *writer.before(), *writer.steps()]
+    return lines if program.steps else [*lines, "# What runs was not said: write the command here."]
 
 
 class _Writer:

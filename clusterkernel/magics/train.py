@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from IPython.core.error import UsageError
 
 from clusterkernel import spec
-from clusterkernel.errors import SubmissionError
+from clusterkernel.errors import ResultFailed, SubmissionError
 from clusterkernel.magics.commands import Details
 from clusterkernel.magics.look import follow, tasks_of
 from clusterkernel.magics.notebook import in_kernel, interactive, notebook_path
@@ -167,6 +167,20 @@ def finish(kernel: ClusterKernel, jobs: Sequence[Job]) -> None:
     for job in jobs:
         if (error := job.exception()) is not None:
             raise error
+        _check_bound(job)
+
+
+def _check_bound(job: Job) -> None:
+    """Say at once that a name which was asked for will not come."""
+    outputs = job.summary(tail=0).outputs
+    for name in job.record.payload.bind:
+        why = outputs[name].error if name in outputs else "it was never set"
+        if why:
+            raise ResultFailed(
+                f"{name} of job {job.id} does not come back: {why}.",
+                job_id=job.id,
+                hint=f"The rest is there: %cluster_status {job.id}.",
+            )
 
 
 def names_of(words: Sequence[str], flag: str) -> tuple[str, ...]:
@@ -251,10 +265,11 @@ def _attached(kernel: ClusterKernel, key: str, artefact: Artefact) -> Job | JobA
     if (other or unsure) and not interactive(kernel.shell):
         return None  # nobody is there to read the line below
     moment = time.strftime("%H:%M:%S", time.localtime(job.record.created))
-    does = "did this and was not taken yet" if job.state.terminal else f"does this already ({job.state})"
-    print(f"Attached to job {job.id}, sent at {moment}, which {does}; --again sends it anew.")
     if other:
-        print(f"It was sent with other values of: {', '.join(other)}.")
+        does = f"has other values of: {', '.join(other)} ({job.state})"
+    else:
+        does = "did this and was not taken yet" if job.state.terminal else f"does this already ({job.state})"
+    print(f"Attached to job {job.id}, sent at {moment}, which {does}; --again sends it anew.")
     if unsure:
         print(f"Whether these are the same values cannot be told: {', '.join(unsure)}.")
     return job
@@ -287,7 +302,7 @@ def settle(job: Job) -> None:
 
 
 def _dry_run(wanted: JobSpec, artefact: Artefact) -> str:
-    from clusterkernel import submission
+    from clusterkernel import checks, submission
     from clusterkernel.executor import plan
     from clusterkernel.render import format_size
 
@@ -307,6 +322,7 @@ def _dry_run(wanted: JobSpec, artefact: Artefact) -> str:
     if saved:
         lines.append(f"Saved:    {', '.join(saved)}")
     lines += [f"Note:     {note}" for note in (*made.notes, *artefact.notes)]
+    lines += [f"Advice:   {item.message} {item.fix}" for item in checks.of_payload(wanted, artefact.files)]
     return "\n".join([*lines, "", made.text.rstrip()])
 
 

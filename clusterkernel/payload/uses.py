@@ -36,7 +36,8 @@ def globals_of(value: object, namespace: dict[str, Any]) -> set[str]:
 
 def given(name: str, value: object) -> bool:
     """Whether a job has this builtin itself: the notebook holds the same, or IPython's stand-in for it."""
-    return hasattr(builtins, name) and (value is getattr(builtins, name) or is_of_ipython(value))
+    known = hasattr(builtins, name) or name in ("exit", "quit")
+    return known and (value is getattr(builtins, name, None) or is_of_ipython(value))
 
 
 def _functions(value: object, namespace: dict[str, Any], seen: set[int]) -> Iterator[types.FunctionType]:

@@ -37,6 +37,9 @@ class Signals(object):
             signal.signal(signum, self._end)
         for signum in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(signum, _ignore)
+        if hasattr(os, "register_at_fork"):
+            # The workers of a pool are ended by SIGTERM, and have nothing to save.
+            os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
     def _end(self, signum, frame):
         first, self.received = self.received is None, signum

@@ -50,6 +50,11 @@ def trim(error):
         tb = tb.tb_next
     if tb is not None or error.__traceback__ is None:
         error.__traceback__ = tb
+    while tb is not None and tb.tb_next is not None:
+        if tb.tb_next.tb_next is None and _ours(tb.tb_next.tb_frame.f_code.co_filename):
+            tb.tb_next = None  # the handler of the signal that ended it
+            break
+        tb = tb.tb_next
     return error
 
 

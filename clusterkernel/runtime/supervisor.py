@@ -259,6 +259,7 @@ class Supervisor(object):
             ):  # else the threads of NumPy and PyTorch of jobs that share a machine fight for its cores
                 os.environ.setdefault("OMP_NUM_THREADS", str(self.context.cpus))
             os.environ.update(self.context.environ())
+            self._find_commands()
             if argv is None:
                 from . import entry
 
@@ -267,7 +268,6 @@ class Supervisor(object):
                 if environment.get("workdir"):
                     os.chdir(environment["workdir"])
                 os.environ["PYTHONUNBUFFERED"] = "1"
-                self._find_commands()
                 os.execvp(argv[0], argv)
         except OSError as error:
             code = 127 if error.errno == errno.ENOENT and argv and error.filename in (None, argv[0]) else 126
@@ -280,9 +280,10 @@ class Supervisor(object):
             os._exit(code)
 
     def _find_commands(self):
-        """Let commands that came with the interpreter (axolotl, torchrun) be found without an activated environment."""
+        """Let `python` and what came with it (axolotl, torchrun) be the job's own, with no environment activated."""
         here, others = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)
-        ours = "steps" in self.context.payload  # the user's own command finds what the user's PATH says first
+        # What setup lines put into the PATH (module load) is meant to be found first.
+        ours = "steps" in self.context.payload or not self.context.spec.get("environment", {}).get("setup")
         os.environ["PATH"] = os.pathsep.join([here, others] if ours else [others, here])
 
     def _secrets(self, names):

@@ -147,10 +147,13 @@ class Place:
     cluster : SlurmCluster
     name : str
         Of the folder.
+    neighbour : SlurmCluster, optional
+        Another cluster.
     """
 
-    def __init__(self, cluster: SlurmCluster, name: str) -> None:
+    def __init__(self, cluster: SlurmCluster, name: str, neighbour: SlurmCluster | None = None) -> None:
         self.cluster = cluster
+        self.neighbour = neighbour or cluster
         self.folder = cluster.shared / name
         self.folder.mkdir(mode=0o700)
         self.wrapper = Wrapper(self.folder / "wrapper")

@@ -1,6 +1,6 @@
 """Slurm's commands fail, hang, answer in part or not at all; its controller is away; many kernels ask at once.
 
-The scenes of a module run side by side, each in a folder of its own; each test judges one of them.
+The scenes run side by side, each in a folder of its own; each test judges one of them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import pytest
 
 from tests.clusters.cluster import SlurmCluster
 
 from .kernels import Place, until
+from .scenes import Scenes
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("answers")]
 AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
@@ -27,14 +28,7 @@ LOST_ANSWER = "sbatch: error: Batch job submission failed: Socket timed out on s
 EVERY, SLACK = 5.0, 0.2
 MINUTE = 60.0
 
-# The other one of its kind is in the short run.
-LONG = {"slurm_hangs_for_a_minute"}
-SCENES: dict[str, Callable[[Place], None]] = {}
-
-
-def scene(play: Callable[[Place], None]) -> Callable[[Place], None]:
-    SCENES[play.__name__] = play
-    return play
+SCENES = Scenes("answers")
 
 
 # -- once ----------------------------------------------------------------------------
@@ -62,37 +56,37 @@ def _once(place: Place, **faults: tuple[str, str]) -> None:
     assert kernel.do("[job.reason for job in (runs_on, waits)]") == ["", ""]
 
 
-@scene
+@SCENES.scene()
 def squeue_says_nothing_once(place: Place) -> None:
     _once(place, squeue=("empty", ""))
 
 
-@scene
+@SCENES.scene()
 def squeue_and_scontrol_say_nothing_once(place: Place) -> None:
     _once(place, squeue=("empty", ""), scontrol=("empty", ""))
 
 
-@scene
+@SCENES.scene()
 def squeue_fails_once(place: Place) -> None:
     _once(place, squeue=("fail", AWAY))
 
 
-@scene
+@SCENES.scene()
 def squeue_is_refused_once(place: Place) -> None:
     _once(place, squeue=("fail", "squeue: error: something that no manual knows"), scontrol=("fail", AWAY))
 
 
-@scene
+@SCENES.scene()
 def squeue_hangs_once(place: Place) -> None:
     _once(place, squeue=("hang", ""))
 
 
-@scene
+@SCENES.scene()
 def squeue_says_less_once(place: Place) -> None:
     _once(place, squeue=("fewer", "1"))
 
 
-@scene
+@SCENES.scene()
 def squeue_lacks_a_flag(place: Place) -> None:
     """An older one: what it would say is asked of scontrol."""
     place.wrapper.set("squeue", "lacks", "-o")
@@ -140,12 +134,12 @@ def _minute(place: Place, mode: str, text: str) -> None:
     assert kernel.do("[runs_on.result(60), waits.result(60)]") == [5, 6]
 
 
-@scene
+@SCENES.scene()
 def slurm_fails_for_a_minute(place: Place) -> None:
     _minute(place, "fail", AWAY)
 
 
-@scene
+@SCENES.scene(full=True)  # the other one of its kind is in the short run
 def slurm_hangs_for_a_minute(place: Place) -> None:
     _minute(place, "hang", "")
 
@@ -153,7 +147,7 @@ def slurm_hangs_for_a_minute(place: Place) -> None:
 # -- submissions ---------------------------------------------------------------------
 
 
-@scene
+@SCENES.scene()
 def the_answer_of_sbatch_is_lost(place: Place) -> None:
     """The job is found by its key and not sent again."""
     place.wrapper.set("sbatch", "deaf", LOST_ANSWER, times=1)
@@ -167,7 +161,7 @@ def the_answer_of_sbatch_is_lost(place: Place) -> None:
     assert (len(place.wrapper.calls("sbatch")), place.ran("go")) == (1, 1)
 
 
-@scene
+@SCENES.scene()
 def a_job_whose_answer_is_lost_is_cancelled(place: Place) -> None:
     """It is not forgotten in the queue because nobody was told of it."""
     place.wrapper.set("sbatch", "deaf", LOST_ANSWER, times=1)
@@ -183,7 +177,7 @@ def a_job_whose_answer_is_lost_is_cancelled(place: Place) -> None:
     until(lambda: place.slurm("squeue", "-h", "-j", identity, "-t", "all", "-o", "%T") == "CANCELLED", "its end")
 
 
-@scene
+@SCENES.scene()
 def a_cancel_overtakes_its_submission(place: Place) -> None:
     place.wrapper.set("sbatch", "slow", "3", times=1)
     kernel = place.kernel()
@@ -198,7 +192,7 @@ def a_cancel_overtakes_its_submission(place: Place) -> None:
     assert place.ran("go") == 0
 
 
-@scene
+@SCENES.scene()
 def a_kernel_dies_while_sbatch_is_on_its_way(place: Place) -> None:
     """What it had begun is given up; the copy that Slurm accepts later does not run."""
     place.wrapper.set("sbatch", "slow", "20", times=1)
@@ -216,7 +210,7 @@ def a_kernel_dies_while_sbatch_is_on_its_way(place: Place) -> None:
     assert place.ran("go") == 0
 
 
-@scene
+@SCENES.scene()
 def a_kernel_dies_before_the_answer(place: Place) -> None:
     """The next kernel finds the job by its key."""
     place.wrapper.set("sbatch", "deaf", LOST_ANSWER, times=1)
@@ -235,7 +229,7 @@ def a_kernel_dies_before_the_answer(place: Place) -> None:
     assert len(place.listed("found")) == 1
 
 
-@scene
+@SCENES.scene()
 def a_script_that_ends_at_once_has_sent_its_job(place: Place) -> None:
     code = "import clusterkernel as ck; ck.Executor('slurm', time='5m', name='script').run(['touch', 'it-ran'])"
     done = subprocess.run([sys.executable, "-c", code], cwd=place.folder, env={**os.environ, **place.env}, check=False)
@@ -245,7 +239,7 @@ def a_script_that_ends_at_once_has_sent_its_job(place: Place) -> None:
     assert (place.folder / "it-ran").exists()
 
 
-@scene
+@SCENES.scene()
 def a_script_that_ends_while_slurm_is_away_does_not_hang(place: Place) -> None:
     place.wrapper.set("sbatch", "fail", AWAY)
     place.wrapper.set("squeue", "fail", AWAY)
@@ -267,7 +261,7 @@ def a_script_that_ends_while_slurm_is_away_does_not_hang(place: Place) -> None:
 # -- one poller ----------------------------------------------------------------------
 
 
-@scene
+@SCENES.scene()
 def many_kernels_ask_as_one(place: Place) -> None:
     """3 kernels with 5 jobs each cost one squeue in 5 s, also when one that asks is killed; none when all is over."""
     kernels = [place.kernel() for _ in range(3)]
@@ -313,83 +307,60 @@ def many_kernels_ask_as_one(place: Place) -> None:
 # -- the controller is away ----------------------------------------------------------
 
 
-@pytest.mark.timeout(300)
-def test_a_controller_that_is_away_at_submission(slurm_own: Callable[..., SlurmCluster]) -> None:
-    place = Place(slurm_own(accounting=False), "away")
-    try:
-        kernel = place.kernel()
-        kernel.do("ex, here = ck.Executor('slurm', time='5m', name='away'), ck.Executor('local', time='5m')")
-        place.cluster.stop_controller()
-        began = time.monotonic()
-        kernel.do("jobs = [ex.submit(wait, 'go', i) for i in range(3)]; gone = ex.submit(wait, 'never')")
-        kernel.do("array = ex.map_jobs(abs, [-1, -2])")
-        assert time.monotonic() - began < 5, "no client of Slurm's is waited for"
-        assert kernel.do("here.submit(abs, -7).result(30)") == 7, "other platforms go on"
-        assert kernel.do("gone.cancel()") is True
-        assert kernel.do("str(gone.wait(30))") == "CANCELLED", "what was never sent needs no controller to end"
-        kernel.until("'It is sent again by itself' in jobs[0].reason")
-        assert set(kernel.do("[str(job.state) for job in jobs]")) == {"SUBMITTING"}
-        place.cluster.start_controller()
-        (place.folder / "go").touch()
-        assert kernel.do("[job.result(120) for job in jobs]") == [0, 1, 2]
-        assert kernel.do("array.results(60)") == [1, 2]
-        assert place.ran("go") == 3
-        assert len(place.listed("away")) == 4, "each was sent once"
-    finally:
-        place.close()
+@SCENES.scene(own={"accounting": False})
+def a_controller_is_away_at_submission(place: Place) -> None:
+    kernel = place.kernel()
+    kernel.do("ex, here = ck.Executor('slurm', time='5m', name='away'), ck.Executor('local', time='5m')")
+    place.cluster.stop_controller()
+    began = time.monotonic()
+    kernel.do("jobs = [ex.submit(wait, 'go', i) for i in range(3)]; gone = ex.submit(wait, 'never')")
+    kernel.do("array = ex.map_jobs(abs, [-1, -2])")
+    assert time.monotonic() - began < 5, "no client of Slurm's is waited for"
+    assert kernel.do("here.submit(abs, -7).result(30)") == 7, "other platforms go on"
+    assert kernel.do("gone.cancel()") is True
+    assert kernel.do("str(gone.wait(30))") == "CANCELLED", "what was never sent needs no controller to end"
+    kernel.until("'It is sent again by itself' in jobs[0].reason")
+    assert set(kernel.do("[str(job.state) for job in jobs]")) == {"SUBMITTING"}
+    place.cluster.start_controller()
+    (place.folder / "go").touch()
+    assert kernel.do("[job.result(120) for job in jobs]") == [0, 1, 2]
+    assert kernel.do("array.results(60)") == [1, 2]
+    assert place.ran("go") == 3
+    assert len(place.listed("away")) == 4, "each was sent once"
 
 
 # -- two clusters --------------------------------------------------------------------
 
 
-@pytest.mark.timeout(240)
-def test_a_kernel_of_another_cluster_takes_no_job_for_lost(
-    slurm_bare: SlurmCluster, slurm_own: Callable[..., SlurmCluster]
-) -> None:
-    """Both see the same job root; the other's controller knows nothing of the job."""
-    place = Place(slurm_bare, f"answers-two-{os.getpid()}")
-    try:
-        one, other = place.kernel(), place.kernel(**slurm_own(accounting=False).env)
-        one.do("jobs = [ck.Executor('slurm', time='5m').submit(wait, name) for name in ('go', 'never')]")
-        one.until("all(map(runs, jobs))")
-        other.do("jobs = [lookup.job(1), lookup.job(2)]")
-        place.polls(6)
-        assert {call.parent for call in place.wrapper.calls("squeue")} == {one.pid, other.pid}
-        assert other.do("[str(job.state) for job in jobs]") == ["RUNNING", "RUNNING"]
-        os.kill(one.do("supervisor(jobs[1])"), signal.SIGKILL)
-        assert one.do("str(jobs[1].wait(30))") == "DIED", "its own kernel is not kept from asking"
-        assert other.do("str(jobs[1].state)") in ("RUNNING", "DIED")
-        (place.folder / "go").touch()
-        assert other.do("jobs[0].result(60)") is None
-    finally:
-        place.close()
+@SCENES.scene(own={"accounting": False})
+def a_kernel_of_another_cluster_takes_no_job_for_lost(place: Place) -> None:
+    """Both see the same job root; the other's controller knows nothing of the jobs."""
+    one, other = place.kernel(), place.kernel(**place.neighbour.env)
+    one.do("jobs = [ck.Executor('slurm', time='5m').submit(wait, name) for name in ('go', 'never')]")
+    one.until("all(map(runs, jobs))")
+    other.do("jobs = [lookup.job(1), lookup.job(2)]")
+    place.polls(6)
+    assert {call.parent for call in place.wrapper.calls("squeue")} == {one.pid, other.pid}
+    assert other.do("[str(job.state) for job in jobs]") == ["RUNNING", "RUNNING"]
+    os.kill(one.do("supervisor(jobs[1])"), signal.SIGKILL)
+    assert one.do("str(jobs[1].wait(30))") == "DIED", "its own kernel is not kept from asking"
+    assert other.do("str(jobs[1].state)") in ("RUNNING", "DIED")
+    (place.folder / "go").touch()
+    assert other.do("jobs[0].result(60)") is None
 
 
 # -- judging -------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def scenes(request: pytest.FixtureRequest, slurm_bare: SlurmCluster) -> Iterator[dict[str, Future[None]]]:
-    """All scenes that a test asks for, begun."""
-    wanted = [
-        item.callspec.params["name"]
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.module is request.module and hasattr(item, "callspec")
-    ]
-    places: dict[str, Place] = {}
-    with ThreadPoolExecutor(max(1, len(wanted))) as pool:
-        try:
-            for name in wanted:
-                places[name] = Place(slurm_bare, f"answers-{name}-{os.getpid()}")
-            yield {name: pool.submit(SCENES[name], places[name]) for name in wanted}
-        finally:
-            for place in places.values():
-                place.close()
+def scenes(
+    request: pytest.FixtureRequest, slurm_bare: SlurmCluster, slurm_module: Callable[..., SlurmCluster]
+) -> Iterator[dict[str, Future[None]]]:
+    with SCENES.begun(request, slurm_bare, slurm_module) as begun:
+        yield begun
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] if name in LONG else []) for name in SCENES]
-)
+@pytest.mark.parametrize("name", SCENES.parameters)
 def test_answers_that_fail(scenes: dict[str, Future[None]], name: str) -> None:
     scenes[name].result(300)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -15,17 +14,14 @@ from tests.clusters.cluster import SlurmCluster
 from tests.clusters.procs import alive
 
 from .kernels import Place, until
+from .scenes import Scenes
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("fence")]
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("answers")]
 LOST_ANSWER = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 NODES = ("cpu1", "cpu2")
 
 
-@pytest.fixture
-def place(slurm_bare: SlurmCluster, request: pytest.FixtureRequest) -> Iterator[Place]:
-    found = Place(slurm_bare, f"fence-{request.function.__name__}-{time.monotonic_ns()}")
-    yield found
-    found.close()
+SCENES = Scenes("fence")
 
 
 def _copies(place: Place, script: str, name: str, nodes: list[str]) -> list[str]:
@@ -86,19 +82,19 @@ ex = ck.Executor('slurm', time='5m', sbatch='--hold', name='race')
         assert (place.folder / f"race-{seed}").read_text().split() == [value]
 
 
-@pytest.mark.timeout(240)
-def test_of_copies_that_start_at_once_one_runs(place: Place) -> None:
+@SCENES.scene()
+def of_copies_that_start_at_once_one_runs(place: Place) -> None:
     _race(place, range(10))
 
 
-@pytest.mark.full
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("first", [100, 125, 150, 175])
-def test_of_many_copies_that_start_at_once_one_runs(place: Place, first: int) -> None:
-    _race(place, range(first, first + 25))
+@SCENES.scene(full=True)
+def of_many_copies_that_start_at_once_one_runs(place: Place) -> None:
+    for first in range(100, 200, 20):
+        _race(place, range(first, first + 20))
 
 
-def test_two_kernels_that_rerun_a_job_in_the_same_second_make_two(place: Place) -> None:
+@SCENES.scene()
+def two_kernels_that_rerun_a_job_in_the_same_second_make_two(place: Place) -> None:
     kernels = [place.kernel(), place.kernel()]
     (place.folder / "go").touch()
     kernels[0].do("job = ck.Executor('slurm', time='5m').submit(wait, 'go', 5)")
@@ -117,7 +113,8 @@ def test_two_kernels_that_rerun_a_job_in_the_same_second_make_two(place: Place) 
 # -- sent twice --------------------------------------------------------------------------
 
 
-def test_a_job_that_is_sent_twice_runs_once(place: Place) -> None:
+@SCENES.scene()
+def a_job_that_is_sent_twice_runs_once(place: Place) -> None:
     """Its answer was lost, and so was the look for it."""
     place.wrapper.set("sbatch", "deaf", LOST_ANSWER, times=1)
     place.wrapper.set("squeue", "empty", times=2)
@@ -139,7 +136,8 @@ def test_a_job_that_is_sent_twice_runs_once(place: Place) -> None:
     assert place.ran("go") == 1
 
 
-def test_a_cancel_reaches_the_copy_that_runs(place: Place) -> None:
+@SCENES.scene()
+def a_cancel_reaches_the_copy_that_runs(place: Place) -> None:
     kernel = place.kernel()
     kernel.do("job = ck.Executor('slurm', time='5m', sbatch='--hold', name='other').submit(wait, 'go', 5)")
     kernel.until("job.platform_id")
@@ -155,16 +153,11 @@ def test_a_cancel_reaches_the_copy_that_runs(place: Place) -> None:
 # -- an orphan ---------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("fault", ["cut", pytest.param("kill_slurmd", marks=pytest.mark.full)])
-def test_an_orphan_stops_when_its_job_has_started_again(slurm_own: Callable[..., SlurmCluster], fault: str) -> None:
+def _orphan(place: Place, lose: Callable[[str], None]) -> None:
     """Its node was lost to the controller and lives on; and when it is back, it does not disturb."""
-    cluster = slurm_own(accounting=False)
-    place = Place(cluster, "orphan")
-    try:
-        kernel = place.kernel()
-        kernel.do(
-            """
+    kernel = place.kernel()
+    kernel.do(
+        """
 def train(marks):
     import os, time
     attempt = os.environ["CLUSTERKERNEL_ATTEMPT"]
@@ -177,32 +170,41 @@ def train(marks):
 os.mkdir("marks")
 job = ck.Executor("slurm", time="5m", partition="gpu", requeue=True).submit(train, "marks")
 """
-        )
-        kernel.until("runs(job)")
-        node, marks = kernel.do("job.summary().node"), place.folder / "marks"
-        getattr(cluster, fault)(node)
-        place.slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
-        until((marks / "1").exists, "the second attempt")
-        orphan = int((marks / "0").read_text())
-        until(lambda: not alive(orphan), "the orphan's end")
-        kernel.until("job.state.value == 'RUNNING'")
-        cluster.heal(node)
-        cluster.start_slurmd(node)
-        until(lambda: "idle" in place.slurm("sinfo", "-h", "-N", "-n", node, "-o", "%T"), "the node")
-        assert alive(int((marks / "1").read_text()))
-        (marks / "go").touch()
-        assert kernel.do("job.result(60)") == 1
-        assert kernel.do("job.summary().attempt") == 1
-        assert sorted(path.name for path in marks.iterdir()) == ["0", "1", "go"], "no attempt came twice"
-        assert len((marks / "1").read_text().split()) == 1
-    finally:
-        place.close()
+    )
+    kernel.until("runs(job)")
+    node, marks = kernel.do("job.summary().node"), place.folder / "marks"
+    lose(node)
+    place.slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+    until((marks / "1").exists, "the second attempt")
+    orphan = int((marks / "0").read_text())
+    until(lambda: not alive(orphan), "the orphan's end")
+    kernel.until("job.state.value == 'RUNNING'")
+    place.cluster.heal(node)
+    place.cluster.start_slurmd(node)
+    until(lambda: "idle" in place.slurm("sinfo", "-h", "-N", "-n", node, "-o", "%T"), "the node")
+    assert alive(int((marks / "1").read_text()))
+    (marks / "go").touch()
+    assert kernel.do("job.result(60)") == 1
+    assert kernel.do("job.summary().attempt") == 1
+    assert sorted(path.name for path in marks.iterdir()) == ["0", "1", "go"], "no attempt came twice"
+    assert len((marks / "1").read_text().split()) == 1
+
+
+@SCENES.scene(own={"accounting": False})
+def the_orphan_of_a_node_that_is_cut_off_stops(place: Place) -> None:
+    _orphan(place, place.cluster.cut)
+
+
+@SCENES.scene(own={"accounting": False}, full=True)
+def the_orphan_of_a_node_without_its_daemon_stops(place: Place) -> None:
+    _orphan(place, place.cluster.kill_slurmd)
 
 
 # -- a copied ledger ---------------------------------------------------------------------
 
 
-def test_a_copied_ledger_does_no_harm(place: Place) -> None:
+@SCENES.scene()
+def a_copied_ledger_does_no_harm(place: Place) -> None:
     """One from a backup, or from another host, that knows less than there is."""
     kernel = place.kernel()
     kernel.do("ex = ck.Executor('slurm', time='5m'); jobs = [ex.submit(wait, 'go', i) for i in range(2)]")
@@ -223,4 +225,20 @@ def test_a_copied_ledger_does_no_harm(place: Place) -> None:
     assert other.do("(more.id, more.result(60))") == ["4", 3]
     assert place.ran("go") == 4
     assert len(place.wrapper.calls("sbatch")) == 4
-    os.stat(place.folder / "copy")
+
+
+# -- judging ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scenes(
+    request: pytest.FixtureRequest, slurm_bare: SlurmCluster, slurm_module: Callable[..., SlurmCluster]
+) -> Iterator[dict[str, Future[None]]]:
+    with SCENES.begun(request, slurm_bare, slurm_module) as begun:
+        yield begun
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", SCENES.parameters)
+def test_code_runs_once(scenes: dict[str, Future[None]], name: str) -> None:
+    scenes[name].result(1100)

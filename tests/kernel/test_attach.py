@@ -108,6 +108,6 @@ def test_the_greeting_tells_what_ended(new_kernel: Callable[..., Kernel]) -> Non
     first.good("job.wait()")
     first.kill()
     text = new_kernel(load=False).good("%load_ext clusterkernel").text
-    assert "1 FAILED ended" in text
+    assert "Ended since last time: 1 (FAILED)" in text
     assert len(text.strip().splitlines()) == 1
     assert "FAILED" not in new_kernel(load=False).good("%load_ext clusterkernel").text

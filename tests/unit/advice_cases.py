@@ -268,7 +268,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case("modal", env="WANDB_API_KEY=0123456789"),
             case("slurm", env="MODEL_KEY=hf_abcdefghijklmnopqrstuvwxyz0123"),
             case("slurm", shell("wandb login; python t.py --token hf_abcdefghijklmnopqrstuvwxyz0123")),
-            script(option("export HF_TOKEN", "***", field="secrets.HF_TOKEN", how=How.CHANGED), secrets="HF_TOKEN"),
+            script(
+                SourceField("export HF_TOKEN", "***", 3, "secrets.HF_TOKEN", How.CHANGED, "A secret in the clear."),
+                secrets="HF_TOKEN",
+            ),
         ],
         [
             case("slurm", secrets="HF_TOKEN"),

@@ -91,7 +91,7 @@ STORAGE = st.builds(
     Storage,
     volumes=st.lists(
         st.builds(Volume, name=WORD, mount=WORD.map(lambda word: f"/mnt/{word}")),
-        unique_by=lambda volume: (volume.name),
+        unique_by=lambda volume: volume.name,
         max_size=2,
     ).map(tuple),
     ephemeral_disk=maybe(st.integers(1, 500).map(lambda gib: gib * 1024)),
@@ -146,3 +146,11 @@ def held(spec: JobSpec, program: Program) -> dict[str, str]:
     ranks = msgspec.structs.replace(spec.resources, tasks_per_node=spec.ranks_per_node)
     found = dict(said(msgspec.structs.replace(spec, resources=ranks), program))
     return {field: value for field, value in found.items() if not field.startswith("program.options")}
+
+
+def same(field: str, before: dict[str, str], after: dict[str, str]) -> bool:
+    """Whether a field is the same in both; items without a name of their own may have moved."""
+    group, _, last = field.rpartition(".")
+    if last.isdecimal():
+        return before[field] in [value for other, value in after.items() if other.rpartition(".")[0] == group]
+    return before[field] == after.get(field)

@@ -6,7 +6,7 @@ import hashlib
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from clusterkernel.backends.base import Availability, Capabilities, Check, Observation, Plan
 from clusterkernel.backends.slurm import doctor, tables
@@ -20,6 +20,9 @@ from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot, default_root
 from clusterkernel.records import JobRecord, PayloadSummary, Submission
 from clusterkernel.spec import JobSpec
+
+if TYPE_CHECKING:
+    from clusterkernel.advice import Facts
 
 __all__ = ["SlurmBackend"]
 
@@ -129,6 +132,12 @@ class SlurmBackend:
         if unreachable(said):
             raise BackendUnavailable(f"Slurm did not answer: {answer.complaint}.", hint="Cancel it again.")
         raise BackendError(f"scancel refused job {folder.id}: {answer.complaint}.")
+
+    def facts(self, spec: JobSpec) -> Facts:
+        """What the advice wants to know of the cluster; what it does not tell stays unknown."""
+        from clusterkernel.backends.slurm import facts  # it brings all the formats along
+
+        return facts.gather(self._transport, spec)
 
     def doctor(self, *, deep: bool = False, spec: JobSpec | None = None) -> Sequence[Check]:
         """What must hold, looked at one by one.

@@ -24,6 +24,8 @@ _FABRICS: Final = ("slingshot", "cray", "hpe")
 def gather(transport: Transport, spec: JobSpec) -> Facts:
     """The facts for a job; what the cluster does not tell stays unknown. Never raises."""
     config = _config(transport)
+    if not config:
+        return Facts()  # it does not answer: the other questions would wait as long
     partition, default, longest = _partition(transport, spec)
     cpus, memory, gpus, features = _nodes(transport, spec, partition)
     version = _VERSION.search(config.get("SLURM_VERSION", ""))
