@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -151,8 +152,8 @@ def own_clusters(factory: pytest.TempPathFactory) -> Iterator[Callable[..., Slur
     try:
         yield make
     finally:
-        for folder in made:
-            _remove(folder)
+        with ThreadPoolExecutor(max(1, len(made))) as pool:
+            list(pool.map(_remove, made))
 
 
 @pytest.fixture

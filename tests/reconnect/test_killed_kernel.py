@@ -28,7 +28,8 @@ cell_job = submission.submit(
     submission.complete(executor().spec),
     cell.build(
         f"import os, time\\nopen(os.path.join({folder!r}, 'ran-cell'), 'a').write('once\\\\n')\\n"
-        f"while not os.path.exists({folder!r} + '/gate-cell'): time.sleep(0.02)\\nmodel = [1, 2]\\nhistory = {{'loss': 0.5}}",
+        f"while not os.path.exists({folder!r} + '/gate-cell'): time.sleep(0.02)\\n"
+        "model = [1, 2]\\nhistory = {{'loss': 0.5}}",
         {}, bind=("model",), modules_root=__import__("pathlib").Path(folder),
     ),
 )
@@ -127,7 +128,8 @@ def test_killed_while_it_sends_many(
     folder = platform.shared
     release(folder, *(f"job{n}" for n in range(12)))
     first = plain_kernel(
-        "jobs = [executor().submit(work, folder, f'job{n}', n, 1) for n in range(12)]\nsay('made', *[j.id for j in jobs])",
+        "jobs = [executor().submit(work, folder, f'job{n}', n, 1) for n in range(12)]\n"
+        "say('made', *[j.id for j in jobs])",
         **held(folder, platform.backend, platform.fields),
     )
     ids = first.line().split()[1:]
