@@ -134,6 +134,8 @@ def _walk(value: Any, parts: list[Any], root: Mapping[str, Any], path: str) -> I
         known = {name for shape in objects for name in _names(shape)}
         for key, below in value.items():
             where = f"{path}.{key}" if path else str(key)
+            if path == "fsdp_config" and str(key).startswith("fsdp_"):
+                continue  # axolotl takes this beginning off, and passes on what it does not know
             if key not in known:
                 if not any(shape.get("additionalProperties") for shape in objects):
                     yield where, str(key), known

@@ -29,7 +29,7 @@ cell_job = submission.submit(
     cell.build(
         f"import os, time\\nopen(os.path.join({folder!r}, 'ran-cell'), 'a').write('once\\\\n')\\n"
         f"while not os.path.exists({folder!r} + '/gate-cell'): time.sleep(0.02)\\n"
-        "model = [1, 2]\\nhistory = {{'loss': 0.5}}",
+        f"model = [1, 2]\\nhistory = {{'loss': 0.5}}",
         {}, bind=("model",), modules_root=__import__("pathlib").Path(folder),
     ),
 )
