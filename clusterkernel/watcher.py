@@ -34,6 +34,8 @@ _SLOW: Final = 1.0
 _LOOK: Final = 0.5
 # How often what is left of an array that was sent in part is tried again.
 _RESCUE: Final = 20.0
+# How soon a job is tried again whose turn it was not.
+_TURN: Final = 0.2
 # How long after news of a job its records are read quickly.
 _LIVELY: Final = 30.0
 # Reading records may take this share of one core.
@@ -63,7 +65,7 @@ class Watcher:
         self._pool: ThreadPoolExecutor | None = None
         self._polls: dict[str, Future[dict[str, tuple[float, bytes]]]] = {}
         self._polled: dict[str, float] = {}
-        self._rescues: dict[str, tuple[float, Future[None]]] = {}
+        self._rescues: dict[str, tuple[float, Future[bool]]] = {}
         self._stopped = False
         self._waiters = 0
 
@@ -248,21 +250,30 @@ class Watcher:
     def _rescue(self, tracking: Tracking, now: float) -> None:
         """A job whose sender has ended before all of it was sent: see `rescue`. One kernel at a time does it."""
         folder, backend = tracking.folder, tracking.backend
-        due, earlier = self._rescues.get(folder.id, (now, None))
-        if now < due or (earlier is not None and not earlier.done()) or not rescue.orphaned(folder.record):
+        began, earlier = self._rescues.get(folder.id, (now, None))
+        if earlier is not None:
+            if not earlier.done():
+                return
+            error = earlier.exception()
+            tried = error is not None or earlier.result()
+            # Where it was the turn of another job, this one's comes soon: a killed kernel may leave many.
+            pause = _RESCUE if tracking.in_part else backend.capabilities.poll_every
+            if now < began + (pause if tried else _TURN):
+                return
+            if isinstance(error, ClusterKernelError):
+                for truth in tracking.tasks:
+                    truth.note(str(error))
+        if not rescue.orphaned(folder.record):
             return
-        if earlier is not None and isinstance(error := earlier.exception(), ClusterKernelError):
-            for truth in tracking.tasks:
-                truth.note(str(error))
         ledger = self._own_ledger()
 
-        def run() -> None:
+        def run() -> bool:
             with ledger.turn("rescue") as mine:
                 if mine:
                     rescue.rescue(folder, backend, "The kernel ended before it was sent. Send it with %cluster_rerun.")
+            return mine
 
-        pause = _RESCUE if tracking.in_part else backend.capabilities.poll_every
-        self._rescues[folder.id] = now + pause, self._own_pool().submit(run)
+        self._rescues[folder.id] = now, self._own_pool().submit(run)
 
 
 class _Hurry:

@@ -173,23 +173,26 @@ class Rule(msgspec.Struct, frozen=True):
         Case -> its advice.
     noted : frozenset of str
         Backends whose own notes say the same.
+    ids : tuple of str
+        The ids of its advice: its own, or those of the several things that it looks for. They stay.
     """
 
     id: str
     about: str
     check: Check
     noted: frozenset[str] = frozenset()
+    ids: tuple[str, ...] = ()
 
 
 _MODULES: Final = ("resources", "places", "network", "secrets", "slurm", "platforms", "axolotl", "sources")
 
 
-def rule(id: str, *, noted: Iterable[str] = ()) -> Callable[[Check], Rule]:
+def rule(id: str, *, noted: Iterable[str] = (), ids: Iterable[str] = ()) -> Callable[[Check], Rule]:
     """Make a rule of a function; the first line of its docstring says what it looks for."""
 
     def make(check: Check) -> Rule:
         about = (check.__doc__ or "").strip().splitlines()[0]
-        return Rule(id, about, check, frozenset(noted))
+        return Rule(id, about, check, frozenset(noted), tuple(ids) or (id,))
 
     return make
 

@@ -20,6 +20,8 @@ from clusterkernel.spec import JobSpec
 _LIMITS: Final[Mapping[str, Callable[[JobSpec], Iterable[Limit]]]] = MappingProxyType(
     {"modal": modal_limits.limits, "baseten": truss_config.limits}
 )
+_MODAL: Final = tuple(f"modal-{name}" for name in "gpu gpu-count cluster time retries backoff disk mount".split())
+_BASETEN: Final = ("baseten-gpu", "baseten-gpu-count", "baseten-array")
 _STAND_IN: Final = Program(steps=(Step(name="run", shell="true"),))
 _NUMBER: Final = re.compile(r"\d+|TOP")
 
@@ -42,17 +44,15 @@ def _limits(case: Case, backend: str) -> Iterator[Advice]:
         )
 
 
-@rule("modal-limits")
+@rule("modal-limits", ids=_MODAL)
 def modal(case: Case) -> Iterator[Advice]:
-    """GPUs, counts, time, retries, disk and clusters that Modal does not take; ids modal-gpu, modal-gpu-count,
-    modal-cluster, modal-time, modal-retries, modal-backoff, modal-disk, modal-mount.
-    """
+    """GPUs, counts, time, retries, disk and clusters that Modal does not take."""
     yield from _limits(case, "modal")
 
 
-@rule("baseten-limits")
+@rule("baseten-limits", ids=_BASETEN)
 def baseten(case: Case) -> Iterator[Advice]:
-    """GPUs and counts that Baseten does not take; ids baseten-gpu, baseten-gpu-count, baseten-array."""
+    """GPUs, counts and arrays that Baseten does not take."""
     yield from _limits(case, "baseten")
 
 

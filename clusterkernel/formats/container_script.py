@@ -28,6 +28,8 @@ RANKS: Final = "ranks on each node"
 MODULES: Final = re.compile(r"\s*(module|ml)\s")
 _PLAIN: Final = re.compile(r"(python[\d.]*|torchrun|accelerate|axolotl|deepspeed|/[\w./-]+)(\s|$)")
 _SIGNS: Final = frozenset(";&|#\n<>")
+# Lines that want files of the cluster.
+_FROM_OUTSIDE: Final = re.compile(r"\s*(source|\.|conda|mamba|micromamba|spack|eval)\s")
 _VARIABLE: Final = re.compile(r"\$\{?(SLURM_[A-Z0-9_]+)")
 
 
@@ -83,8 +85,11 @@ def script(
     for number, line in enumerate(spec.environment.setup):
         if MODULES.match(line):
             report.dropped(f"setup.{number}", "A container has no environment modules: its image brings all there is.")
+            continue
+        lines.append(line.rstrip("\n"))
+        if _FROM_OUTSIDE.match(line):
+            report.changed(f"setup.{number}", "script", line, "The image has to have what it names.")
         else:
-            lines.append(line.rstrip("\n"))
             report.exact(f"setup.{number}", "script", line)
     lines = [*_slurm_variables(spec, program, place), *lines]
     if cd:

@@ -61,6 +61,9 @@ class Builder:
     def objects(self) -> list[dict[str, Any]]:
         """The documents of the manifest."""
         self.report.exact("nodes", "completions", self.nodes)
+        if config := self.program.config:
+            why = "No file travels with a manifest: put it into the image or onto a volume."
+            self.report.changed("program.config", "script", config, why)
         if self.kind == "JobSet":
             return [self._job_set()]
         job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": self._metadata(), "spec": self._job()}

@@ -114,7 +114,8 @@ class _App:
         parts = [
             f'"""{name} on Modal: {describe(self.spec)}.\n\n'
             f"    modal run --detach FILE\n\n"
-            'starts it, prints what it prints, and leaves it running where this terminal ends.\n"""',
+            "starts it, prints what it prints, and leaves it running where this terminal ends.\n"
+            'It needs the client modal 1.6 or later.\n"""',
             "import os\nimport subprocess\n\nimport modal",
             f"app = {self._app(name)}",
             f"WORK = {literal(self.workdir)}",

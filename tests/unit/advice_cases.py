@@ -31,6 +31,7 @@ SCHEMA = {
                 "learning_rate": {},
                 "datasets": {"anyOf": [{"$ref": "#/$defs/Data"}], "items": {"anyOf": [{"$ref": "#/$defs/Data"}]}},
                 "deepspeed": {"anyOf": [{"type": "object"}]},
+                "fsdp_config": {"anyOf": [{"$ref": "#/$defs/Data"}]},
             },
         },
         "Data": {"type": "object", "properties": {"path": {}, "type": {}}, "additionalProperties": False},
@@ -465,12 +466,11 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [
             case("slurm", AXOLOTL, config={"base_model": "m", "deepspeed": {"zero": 3}}, schema=SCHEMA),
             case("slurm", AXOLOTL, config={"learning_rat": 1}),  # no axolotl here to ask
+            case("slurm", AXOLOTL, config={"fsdp_config": {"fsdp_offload_params": True}}, schema=SCHEMA),
             case("slurm", AXOLOTL, config={"plugins": ["liger"], "liger_rope": True}, schema=SCHEMA),
         ],
     ),
 }
-# What rule speaks with these ids; the others have that of their function.
-GROUPS = {"modal-limits": "modal-", "baseten-limits": "baseten-"}
 
 # 20 jobs that are as they should be.
 RATIO = {"gpus_per_node": "h100:8", "cpus_per_task": "16", "memory": "512G"}
