@@ -14,7 +14,7 @@ from clusterkernel.errors import FormatError
 
 __all__ = ["GOES_ON", "Lexer", "Sort", "Token", "is_document"]
 
-_PLAIN: Final = re.compile(r"[^\s\\'\"$`;&|()<>#]+")
+_PLAIN: Final = re.compile(r"[^ \t\r\v\f\n\\'\"$`;&|()<>#]+")
 _GAP: Final = re.compile(r"(?:[ \t\r\v\f]|\\\n)+")
 _OPERATOR: Final = re.compile(r"&&|\|\||\|&|;;&|;;|;&|[;&|()\n]")
 _REDIRECT: Final = re.compile(r"&>>|&>|<<<|<<-|<<|<>|<&|>>|>&|>\||<|>")

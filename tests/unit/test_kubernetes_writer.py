@@ -161,6 +161,16 @@ def test_without_a_volume_each_node_prepares() -> None:
     assert shared["program.steps.0"].how is How.EXACT
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(("key", "value"), [("backofLimit", 1), ("backoffLimit", "one"), ("parallelism", [1])])
+def test_the_judges_refuse_what_is_wrong(nodes: int, key: str, value: Any) -> None:
+    [document] = documents(spec(nodes=nodes))
+    place = document["spec"]["replicatedJobs"][0]["template"]["spec"] if nodes > 1 else document["spec"]
+    place[key] = value
+    with pytest.raises(Exception, match=r"Additional properties|is not|valid|became"):
+        judge(document)
+
+
 # -- what stands in them ------------------------------------------------------------------
 
 

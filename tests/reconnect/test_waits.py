@@ -1,0 +1,218 @@
+"""Waiting for a job and giving it up: the wait ends, the job goes on, and a person learns how to end it."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import gc
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+import clusterkernel as ck
+from clusterkernel.states import JobState
+from tests.backends.platforms import Platform
+from tests.kernel.conftest import Kernel, gate
+from tests.unit.making import until
+
+from .plain import MARK, PlainKernel, held, ran, release
+
+LIMIT = 60.0
+WAITS = {
+    "result": "job.result()",
+    "result with a limit": "job.result(100)",
+    "exception": "job.exception()",
+    "wait": "job.wait()",
+    "results": "job.results()",
+    "follow": "list(job.follow())",
+    "array.wait": "array.wait()",
+    "array.results": "array.results()",
+    "map": "list(ex.map(work, *zip(*[(folder, 'mapped', 1)])))",
+    "leaving": "with executor() as leaving:\n        leaving.submit(work, folder, 'left', 5)",
+}
+_INTERRUPTED = """
+job = executor().submit(work, folder, "job", 5)
+ex = executor()
+array = ex.map_jobs(lambda n: work(folder, f"task{n}", n), range(2))
+for name, code in WAITS.items():
+    say("begin", name)
+    try:
+        exec(f"if True:\\n    {code}")
+    except KeyboardInterrupt as stopped:
+        say("stopped", stopped)
+    else:
+        say("ended", name)
+say(os.getpid())
+"""
+
+
+@pytest.mark.timeout(300)
+def test_an_interrupt_stops_the_wait_and_nothing_else(
+    platform: Platform, plain_kernel: Callable[..., PlainKernel]
+) -> None:
+    """Ctrl-C at a terminal goes to the whole process group: to us, to what we started, and to nothing of a job."""
+    folder = platform.shared
+    kernel = plain_kernel(f"WAITS = {WAITS!r}\n{_INTERRUPTED}", **held(folder, platform.backend, platform.fields))
+    for name in WAITS:
+        assert kernel.line() == f"begin {name}"
+        if name == "result":
+            until(lambda: ran(folder, "job") and ran(folder, "task0") and ran(folder, "task1"), "the jobs to run")
+        elif name in ("map", "leaving"):
+            until(lambda name=name: ran(folder, "mapped" if name == "map" else "left"), f"the job of {name}")
+        else:
+            asleep(kernel.process.pid)
+        kernel.interrupt()
+        said = kernel.line()
+        assert said.startswith("stopped"), said
+        number = "2" if "array" in name else {"map": "3_0", "leaving": "4"}.get(name, "1")
+        assert said == f"stopped Job {number} goes on. %cluster_cancel {number} ends it."
+    kernel.line()
+    release(folder, "job", "task0", "task1", "mapped", "left")
+    assert ck.job("1").result(LIMIT) == 5
+    assert ck.job("2").results(LIMIT) == [0, 1]
+    assert ck.job("3").results(LIMIT) == [1]
+    assert ck.job("4").result(LIMIT) == 5
+    assert [ran(folder, name) for name in ("job", "task0", "task1", "mapped", "left")] == [1] * 5
+
+
+def asleep(pid: int) -> None:
+    """Wait until the main thread of a process waits for something."""
+    until(lambda: open(f"/proc/{pid}/wchan").read().strip() not in ("0", ""), "the process to wait")
+
+
+@pytest.mark.parametrize("code", ["job.result()", "job.wait()", "array.results()", "await job"])
+def test_an_interrupted_cell_stops_the_wait(kernel: Kernel, tmp_path: Any, code: str) -> None:
+    wait, release_ = gate(tmp_path)
+    inside = "".join(f"    {line}\n" for line in wait.splitlines())
+    kernel.good(f"from clusterkernel import Executor\ndef work(n=1):\n{inside}    return n\nex = Executor('local')")
+    kernel.good("job = ex.submit(work, 5)\narray = ex.map_jobs(work, range(2))")
+    sent = kernel.send(f"print('begun', flush=True)\n{code}")
+    kernel.until_text(sent, "begun")
+    kernel.good("") if False else None
+    kernel.interrupt()
+    ran_ = kernel.collect(sent)
+    assert not ran_.ok
+    number = "2" if "array" in code else "1"
+    if not code.startswith("await"):  # there the kernel's own loop is interrupted, not our wait
+        assert f"Job {number} goes on. %cluster_cancel {number} ends it." in ran_.error
+    release_()
+    assert kernel.value("(job.result(), array.results())") == (5, [0, 1])
+
+
+# -- waits that are given up ------------------------------------------------------------------------------
+
+Wait = Callable[[Any, ck.Executor], Coroutine[Any, Any, Any]]
+
+
+async def by_wait_for(job: Any, _: ck.Executor) -> None:
+    await asyncio.wait_for(job, 0.1)
+
+
+async def by_wrapping(job: Any, _: ck.Executor) -> None:
+    await asyncio.wait_for(asyncio.wrap_future(job), 0.1)
+
+
+async def by_task(job: Any, _: ck.Executor) -> None:
+    async def wait() -> Any:
+        return await job
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0.1)
+    task.cancel()
+    await task
+
+
+async def by_gather(job: Any, _: ck.Executor) -> None:
+    async def wait() -> Any:
+        return await job
+
+    async def fail() -> None:
+        await asyncio.sleep(0.1)
+        raise TimeoutError
+
+    await asyncio.gather(wait(), wait(), fail())
+
+
+async def by_run_in_executor(job: Any, executor: ck.Executor) -> None:
+    folder = job.spec.environment.workdir
+    namespace: dict[str, Any] = {}
+    exec(MARK, namespace)
+    await asyncio.wait_for(
+        asyncio.get_running_loop().run_in_executor(executor, namespace["work"], folder, "in-executor", 6), 5.0
+    )
+
+
+ASYNC: list[Wait] = [by_wait_for, by_wrapping, by_task, by_gather, by_run_in_executor]
+
+
+@pytest.fixture
+def work() -> Callable[..., Any]:
+    namespace: dict[str, Any] = {}
+    exec(MARK, namespace)
+    function: Callable[..., Any] = namespace["work"]
+    return function
+
+
+def test_no_wait_that_is_given_up_cancels_anything(platform: Platform, work: Callable[..., Any]) -> None:
+    folder = str(platform.shared)
+    executor = platform.executor()
+    job = executor.submit(work, folder, "job", 5)
+    array = executor.map_jobs(lambda n: work(folder, f"task{n}", "raise" if n == 0 else n), range(3))
+    until(lambda: ran(platform.shared, "job") and ran(platform.shared, "task2"), "the jobs to run")
+    for wait in ASYNC:
+        with pytest.raises((asyncio.TimeoutError, asyncio.CancelledError, TimeoutError)):
+            asyncio.run(wait(job, executor))
+    for one in (job, array[1]):
+        with pytest.raises(concurrent.futures.TimeoutError):
+            one.result(0.05)
+        with pytest.raises((concurrent.futures.TimeoutError, TimeoutError)):
+            list(concurrent.futures.as_completed([one, array[2]], timeout=0.05))
+        assert concurrent.futures.wait([one], timeout=0.05).not_done == {one}
+    with pytest.raises(concurrent.futures.TimeoutError):
+        array.results(0.05)
+    # One of a map fails: its siblings go on, as does what is left of an iterator that nobody has.
+    release(platform.shared, "task0")
+    mapped = executor.map(work, [folder] * 2, ["first", "second"], ["raise", 8])
+    release(platform.shared, "first")
+    with pytest.raises(LookupError):
+        next(mapped)
+    del mapped
+    with contextlib.suppress(ZeroDivisionError), platform.executor() as inner:
+        left = inner.submit(work, folder, "left", 9)
+        inner.shutdown(wait=False)
+        raise ZeroDivisionError
+    ids = [job.id, array.id, left.id]
+    del left, inner
+    gc.collect()
+    assert isinstance(array[0].exception(LIMIT), LookupError)
+    assert job.state is JobState.RUNNING
+    assert [one.state for one in array][1:] == [JobState.RUNNING] * 2
+    assert not any(ck.job(number).folder.cancel_request() for number in [*ids, "3", "4"])
+    release(platform.shared, "job", "task1", "task2", "second", "left", "in-executor")
+    assert job.result(LIMIT) == 5
+    assert [one.result(LIMIT) for one in array[1:]] == [1, 2]
+    views = {view.id: view for view in __import__("clusterkernel").submission.summaries()}
+    for number, value in (("3", 6), (ids[2], 9)):
+        assert ck.job(number).result(LIMIT) == value
+    assert ck.job("4")[1].result(LIMIT) == 8
+    assert len(views) == 5
+    assert all(ran(platform.shared, name) == 1 for name in ("job", "task1", "task2", "second", "left", "in-executor"))
+
+
+def test_a_process_that_ends_leaves_its_jobs(platform: Platform, plain_kernel: Callable[..., PlainKernel]) -> None:
+    """The ordinary end of an interpreter, with a pool of waiters and an open executor."""
+    folder = platform.shared
+    kernel = plain_kernel(
+        "ex = executor()\njob = ex.submit(work, folder, 'job', 5)\n"
+        "threading.Thread(target=job.result, daemon=True).start()\nsay('sent')\nsys.exit(0)",
+        **held(folder, platform.backend, platform.fields),
+    )
+    kernel.until("sent")
+    assert kernel.process.wait(LIMIT) == 0, "".join(kernel.errors)
+    release(folder, "job")
+    assert ck.job("1").result(LIMIT) == 5
+    assert ran(folder, "job") == 1
+    assert os.environ["CLUSTERKERNEL_JOB_ROOT"] in str(ck.job("1").folder.path)
