@@ -42,7 +42,7 @@ TABLES = {
     },
 }  # fmt: skip
 COLUMNS = [
-    "id", "name", "state", "backend", "platform_id", "created", "started", "ended", "runtime", "nodes", "gpus",
+    "id", "item", "name", "state", "backend", "platform_id", "created", "started", "ended", "runtime", "nodes", "gpus",
     "reason", "step", "epoch", "learning_rate", "loss", "accuracy",
 ]  # fmt: skip
 

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import os
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,7 +81,7 @@ def test_an_interrupt_stops_the_wait_and_nothing_else(
 
 def asleep(pid: int) -> None:
     """Wait until the main thread of a process waits for something."""
-    until(lambda: open(f"/proc/{pid}/wchan").read().strip() not in ("0", ""), "the process to wait")
+    until(lambda: Path(f"/proc/{pid}/wchan").read_text().strip() not in ("0", ""), "the process to wait")
 
 
 @pytest.mark.parametrize("code", ["job.result()", "job.wait()", "array.results()", "await job"])
