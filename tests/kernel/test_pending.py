@@ -106,10 +106,12 @@ def test_what_slips_through_raises_all_the_same(held: tuple[Kernel, Callable[[],
 def test_the_name_comes_between_cells(held: tuple[Kernel, Callable[[], None]]) -> None:
     kernel, release = held
     sent = kernel.send(
-        "first = type(globals()['model']).__name__\nimport time\nwhile not job.done(): time.sleep(0.02)\n"
+        "first = type(globals()['model']).__name__\nprint('begun', flush=True)\n"
+        "import time\nwhile not job.done(): time.sleep(0.02)\n"
         "time.sleep(0.5)\nlast = type(globals()['model']).__name__"
     )
     queued = kernel.send("print('now', model)")
+    kernel.until_text(sent, "begun")
     release()
     assert kernel.collect(sent).ok
     assert kernel.collect(queued).text == "now 42\n", "and is there for the next queued cell"
@@ -119,9 +121,10 @@ def test_the_name_comes_between_cells(held: tuple[Kernel, Callable[[], None]]) -
 def test_the_name_does_not_come_at_an_await(held: tuple[Kernel, Callable[[], None]]) -> None:
     kernel, release = held
     sent = kernel.send(
-        "import asyncio\nawait job\nfor _ in range(20): await asyncio.sleep(0.02)\n"
+        "import asyncio\nprint('begun', flush=True)\nawait job\nfor _ in range(20): await asyncio.sleep(0.02)\n"
         "last = type(globals()['model']).__name__"
     )
+    kernel.until_text(sent, "begun")
     release()
     assert kernel.collect(sent).ok
     assert kernel.value("last") == "Pending"
