@@ -94,17 +94,32 @@ def _tables(text: str, name: str) -> dict[str, dict[str, Any]]:
         raise FormatError(f"{name} is too large for profiles.", hint="Is it the right file?")
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # a number of thousands of digits, too
         place = re.search(r" \(at line (\d+), column \d+\)$", str(error))
         line = place[1] if place else str(text.count("\n") + 1)
         reason = secrets.shown(re.sub(r" \(at .*\)$", "", str(error)))
         raise FormatError(f"{name}, line {line}: it is no valid TOML: {reason}.", hint="Mend that line.") from None
     except RecursionError:
         raise FormatError(f"{name} is nested too deeply.", hint="Is it the right file?") from None
+    if not _is_flat(document):
+        raise FormatError(f"{name} is nested too deeply.", hint="Is it the right file?")
     tables = document.get("profiles")
     if not isinstance(tables, dict) or not tables or not all(isinstance(table, dict) for table in tables.values()):
         raise FormatError(f"{name} has no profiles.", hint="Write [profiles.NAME] above the fields.")
     return tables
+
+
+def _is_flat(document: object) -> bool:
+    """Whether nothing is nested more than profiles ever are."""
+    level = [document]
+    for _ in range(8):
+        level = [
+            part
+            for item in level
+            if isinstance(item, dict | list)
+            for part in (item.values() if isinstance(item, dict) else item)
+        ]
+    return not level
 
 
 def _lines(text: str) -> dict[tuple[str, str], int]:

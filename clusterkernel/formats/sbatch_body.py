@@ -219,17 +219,22 @@ class _Walker:
         return f"program.steps.{len(parts) - 1}"
 
     def _need(self, names: Sequence[str]) -> None:
-        """Keep the assignments that a line which is passed on reads."""
-        for name in names:
-            if name in self._assigned:
-                line = self._assigned.pop(name)
-                self._need(names_in(line))
-                self._keep(line)
+        """Keep the assignments that a line which is passed on reads, each behind those that it reads itself."""
+        found: list[str] = []
+        todo = [name for name in names if name in self._assigned]
+        while todo:
+            name = todo.pop()
+            if (line := self._assigned.pop(name, None)) is not None:
+                found.append(line)
+                todo += [other for other in names_in(line) if other in self._assigned]
+        for line in reversed(found):
+            self._keep(line)
 
     # -- simple commands --------------------------------------------------------------
 
     def _simple(self, statement: Statement) -> None:
         raw = statement.words
+        self.variables.place = f"{self._name}, line {statement.line}"
         if not raw:
             self._pass_on(statement.line, statement.text, key=statement.text.split(None, 1)[0])
         elif all(assignment(word) for word in raw):

@@ -335,7 +335,8 @@ def _long(text: str, stop: Callable[..., FormatError]) -> tuple[str, Takes]:
         if len({canonical(option) for option in begun}) == 1:
             return begun[0], table[begun[0]]
         if begun:
-            raise stop(f"--{text} can be {', '.join('--' + option for option in begun)}.", "Write the whole name.")
+            some = ", ".join(f"--{option}" for option in begun[:6]) + (", ..." if len(begun) > 6 else "")
+            raise stop(f"--{text} can be {some}.", "Write the whole name.")
     hint = nearest(text, LONG) if len(text) <= 60 else ""
     raise stop(f"--{_short(text)} is no option of sbatch.", hint if hint.startswith("Did") else "")
 

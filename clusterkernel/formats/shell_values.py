@@ -14,6 +14,8 @@ from typing import Final
 
 import msgspec
 
+from clusterkernel.errors import FormatError
+
 __all__ = ["Variables", "Word", "arithmetic", "assignment", "names_in"]
 
 _NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -27,7 +29,7 @@ _REFERENCE: Final = re.compile(r"\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*\}|\$\(\([^()]*\
 _CALCULATED: Final = re.compile(r"\$?\b([A-Za-z_]\w*)\b|\$\{([A-Za-z_]\w*)\}", re.ASCII)
 _SIMPLE: Final = re.compile(r"\$(?:[A-Za-z_]\w*|[0-9@*#?$!-])", re.ASCII)
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
-_LONGEST: Final = 100_000
+_LONGEST: Final = 30_000
 
 
 class Word(msgspec.Struct, frozen=True):
@@ -72,14 +74,19 @@ class Variables:
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._known: dict[str, str | list[Word]] = dict(values)
-        self._partly: dict[str, tuple[list[_Piece], frozenset[str]]] = {}
+        self._partly: dict[str, list[_Piece]] = {}
+        self._readers: dict[str, set[str]] = {}  # variable -> those that hold a reference to it
+        self._room = _LONGEST
+        self.place = "The script"
         self.assumed: dict[str, str] = {}
         self.used: set[str] = set()
         self.asked: dict[str, None] = {}
 
     def set(self, name: str, value: str | list[Word] | None) -> None:
         """Remember a value; None for one that is not known."""
-        self._partly = {other: partly for other, partly in self._partly.items() if name not in (other, *partly[1])}
+        self._partly.pop(name, None)
+        for reader in self._readers.pop(name, ()):
+            self._partly.pop(reader, None)
         if value is None:
             self._known.pop(name, None)
         else:
@@ -89,11 +96,15 @@ class Variables:
         """Remember a value in which only other variables are not known; False where there is more than that."""
         self.set(name, None)
         fields: list[list[_Piece]] = [[]]
+        self._room = _LONGEST
         self._scan(raw, fields, False)
         open_ = [piece.text for piece in fields[0] if not piece.literal]
         if len(fields) > 1 or not open_ or not all(_REFERENCE.fullmatch(text) for text in open_):
             return False
-        self._partly[name] = fields[0], frozenset(part for text in open_ for part in _NAMED.findall(text))
+        self._partly[name] = _merged(fields[0])
+        for text in open_:
+            for part in _NAMED.findall(text):
+                self._readers.setdefault(part, set()).add(name)
         return True
 
     def get(self, name: str) -> str | None:
@@ -120,6 +131,7 @@ class Variables:
         if not _SPECIAL.search(raw):
             return [Word(raw, raw)]
         fields: list[list[_Piece]] = [[]]
+        self._room = _LONGEST
         changed = self._scan(raw, fields, split)
         fields = [field for field in fields if field] or ([[]] if not changed else [])
         inner = ["".join(piece.text for piece in field) for field in fields]
@@ -235,10 +247,11 @@ class Variables:
             return end, self._array(known, index, fields, source, quoted)
         if known is not None and (known or operator != ":-"):
             self.used.add(name)
+            self._spend(len(known))
             self._put(fields, known, True, quoted, split)
             return end, True
         if name in self._partly and index is None:
-            self._put_partly(fields, self._partly[name][0], quoted, split)
+            self._put_partly(fields, self._partly[name], quoted, split)
             return end, True
         if operator and default is not None and not name.startswith("SLURM_"):
             otherwise = self.value(f'"{default}"' if not default.startswith(("'", '"')) else default)
@@ -255,11 +268,19 @@ class Variables:
         name = match[1] or match[2]
         if (value := self._number(name)) is not None and re.fullmatch(r"-?\d+", value, re.ASCII):
             return value
-        pieces = self._partly.get(name, ([], frozenset()))[0]
+        pieces = self._partly.get(name, [])
         if len(pieces) == 1:
             return pieces[0].text
         self.asked[name] = None
         return match[0]
+
+    def _spend(self, size: int) -> None:
+        """Variables that hold each other twice over grow beyond all bounds."""
+        self._room -= size
+        if self._room < 0:
+            raise FormatError(
+                f"{self.place}: its variables grow beyond {_LONGEST} characters in one word.", hint="Write it shorter."
+            )
 
     def _number(self, name: str) -> str | None:
         value = self.get(name)
@@ -284,14 +305,16 @@ class Variables:
 
     def _put_partly(self, fields: list[list[_Piece]], pieces: Sequence[_Piece], quoted: bool, split: bool) -> None:
         for piece in pieces:
+            self._spend(len(piece.text) + 10)
             if piece.literal:
                 self._put(fields, piece.text, True, quoted, split)
             else:
                 self.asked.update(dict.fromkeys(_NAMED.findall(piece.text)))
                 fields[-1].append(_Piece(piece.text, False, quoted))
 
-    @staticmethod
-    def _array(known: Sequence[Word], index: str | None, fields: list[list[_Piece]], source: str, quoted: bool) -> bool:
+    def _array(
+        self, known: Sequence[Word], index: str | None, fields: list[list[_Piece]], source: str, quoted: bool
+    ) -> bool:
         chosen: Sequence[Word] = known
         if index not in ("@", "*"):
             chosen = known[int(index or 0) :][:1] if int(index or 0) < len(known) else []
@@ -299,6 +322,7 @@ class Variables:
             fields[-1].append(_Piece(source, False, quoted))
             return False
         for number, word in enumerate(chosen):
+            self._spend(len(word.shell) + 10)
             if number:
                 fields.append([])
             if word.value is None:
@@ -306,6 +330,17 @@ class Variables:
             else:
                 fields[-1].append(_Piece(word.value, True, True))
         return True
+
+
+def _merged(pieces: Sequence[_Piece]) -> list[_Piece]:
+    """The same pieces, with neighbours of one kind put together."""
+    found: list[_Piece] = []
+    for piece in pieces:
+        if found and piece.literal and found[-1].literal and found[-1].quoted == piece.quoted:
+            found[-1] = _Piece(found[-1].text + piece.text, True, piece.quoted)
+        else:
+            found.append(piece)
+    return found
 
 
 def _value(pieces: Sequence[_Piece]) -> str | None:

@@ -16,8 +16,8 @@ from clusterkernel.formats.model import Format, Parsed
 
 __all__ = ["LARGEST", "detect", "format_of", "load", "read"]
 
-#: Slurm's own limit for a script.
-LARGEST: Final = 4 << 20
+#: Bytes that are read; Slurm's own limit for a script is 4 MiB.
+LARGEST: Final = 1 << 20
 _READERS: Final[Mapping[Format, str]] = {
     Format.SLURM: "sbatch_reader",
     Format.MODAL_YAML: "cloud_yaml",
