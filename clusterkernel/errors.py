@@ -10,6 +10,7 @@
     ├── PayloadError                         the cell or function cannot be shipped
     ├── JobRootError (OSError)               the folder of the jobs cannot be used
     ├── UnknownJobError (LookupError)        no job has this id
+    │   └── UnreadableJobError               its description is damaged, or of a newer version
     ├── PendingError (NameError)             a name that a job has yet to deliver was used
     ├── BackendError                         the platform said no
     │   ├── BackendUnavailable               it is not here, or does not answer
@@ -56,6 +57,7 @@ __all__ = [
     "SubmissionError",
     "UnitError",
     "UnknownJobError",
+    "UnreadableJobError",
     "nearest",
 ]
 
@@ -152,6 +154,12 @@ class UnknownJobError(ClusterKernelError, LookupError):
     """No job has this id."""
 
     code = "unknown-job"
+
+
+class UnreadableJobError(UnknownJobError):
+    """There is such a job, but what describes it is damaged, or was written by a newer version."""
+
+    code = "unreadable-job"
 
 
 class PendingError(ClusterKernelError, NameError):

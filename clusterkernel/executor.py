@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
-import inspect
 import os
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,7 +102,7 @@ class Executor(concurrent.futures.Executor):
         try:
             todo = list(items)
         except TypeError:
-            raise PayloadError(f"items = {items!r:.60} cannot be gone through.", hint="Give a list.") from None
+            raise PayloadError(f"items = {reprlib.repr(items)} cannot be gone through.", hint="Give a list.") from None
         if not todo:
             raise ClusterKernelError("map_jobs got no items.", hint="Give it at least one.")
         _check_arguments(fn, (todo[0],), {})
@@ -182,16 +182,17 @@ def _check_arguments(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
     """Refuse a call that cannot work before it waits in a queue for it."""
     if not callable(fn):
         raise PayloadError(
-            f"{type(fn).__name__} {fn!r:.60} is not a function.", hint="Write submit(fn, *args), without calling fn."
+            f"{type(fn).__name__} {reprlib.repr(fn)} is not a function.", hint="Write submit(fn, *args), without calling fn."
         )
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):
-        return  # some built-in functions do not tell
+    from clusterkernel.payload import function
+
+    signature = function.signature_of(fn)
+    if signature is None:
+        return
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        name = getattr(fn, "__name__", type(fn).__name__)
+        name = function.title_of(fn)
         raise PayloadError(f"{name} cannot be called so: {error}.", hint=f"It takes {name}{signature}.") from None
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from clusterkernel.errors import UnknownJobError
+import contextlib
+
+from clusterkernel.errors import UnknownJobError, UnreadableJobError
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
 from clusterkernel.ledger import Ledger
@@ -16,13 +18,17 @@ def sync(root: JobRoot, ledger: Ledger) -> dict[str, bytes | None]:
     Returns
     -------
     dict
-        As `Ledger.known` gives it.
+        As `Ledger.known` gives it. A job whose description cannot be read counts as one
+        that lives, and is not taken in: it may be mended, or belong to a newer version.
     """
     known = ledger.known()
     there = set(root.ids())
     for job in there - known.keys():
         try:
             record = JobFolder(root.path / job).record
+        except UnreadableJobError:
+            known[job] = None
+            continue
         except UnknownJobError:
             continue  # one that is being made, or the rest of one that never was
         ledger.add(job, record.attach_key)
@@ -34,5 +40,12 @@ def sync(root: JobRoot, ledger: Ledger) -> dict[str, bytes | None]:
 
 
 def live(root: JobRoot, ledger: Ledger) -> list[JobFolder]:
-    """The folders of all jobs that have not ended, as far as the ledger knows."""
-    return [JobFolder(root.path / job) for job, ended in sync(root, ledger).items() if ended is None]
+    """The folders of all jobs that have not ended, as far as the ledger knows, and that can be read."""
+    found = []
+    for job, ended in sync(root, ledger).items():
+        if ended is None:
+            folder = JobFolder(root.path / job)
+            with contextlib.suppress(UnknownJobError):
+                folder.record  # noqa: B018 - reading it is the check
+                found.append(folder)
+    return found

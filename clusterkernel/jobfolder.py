@@ -13,44 +13,26 @@ import contextlib
 import functools
 import json
 import os
-import shlex
 import time
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 
-from clusterkernel.errors import JobRootError, UnknownJobError
-from clusterkernel.records import End, JobRecord, Submission, user
+from clusterkernel.errors import UnknownJobError, UnreadableJobError
+from clusterkernel.files import check_private, locked, make_private, refuse, touch, write_atomic, write_once
+from clusterkernel.records import SCHEMA, End, JobRecord, Submission, user
 from clusterkernel.runtime import private
 
-__all__ = ["WITHDRAWN", "JobFolder", "check_private", "make_private", "write_atomic"]
+__all__ = ["WATCHED", "WITHDRAWN", "JobFolder"]
 
 # Who holds the claims of a job that is not to run any more.
 WITHDRAWN: Final = "withdrawn"
+_PREPARED: Final = "prepared"
+_TAKEN: Final = "cancel-taken.json"
+# Read again and again from other hosts, so that they are there from the start.
+WATCHED: Final = ("submission.json", "cancel.json", _TAKEN, "refused.txt", "delivered.json", _PREPARED)
 _Kind = TypeVar("_Kind")
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace `path` by `data` in one step, so that no reader sees half of it. Mode 0600."""
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def make_private(path: Path) -> None:
-    """Make a folder and those above it that are not there yet, all for their owner alone."""
-    try:
-        path.mkdir(mode=0o700, exist_ok=True)
-    except FileNotFoundError:  # `parents=True` would leave those above to the umask
-        make_private(path.parent)
-        path.mkdir(mode=0o700, exist_ok=True)
 
 
 def _read(path: Path) -> bytes:
@@ -67,6 +49,12 @@ def _decoded(path: Path, kind: type[_Kind]) -> _Kind | None:
         return msgspec.json.decode(_read(path), type=kind)
     except msgspec.DecodeError:
         return None
+
+
+class _Version(msgspec.Struct, frozen=True):
+    """Which version of the schema a description has."""
+
+    schema: int = 1
 
 
 class _CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,16 +92,28 @@ class JobFolder:
         Raises
         ------
         UnknownJobError
-            There is no such job, or its description cannot be read.
+            There is no such job.
+        UnreadableJobError
+            Its description is damaged, or was written by a newer version.
         """
+        path = self.path / "job.json"
         try:
-            return msgspec.json.decode((self.path / "job.json").read_bytes(), type=JobRecord)
+            data = path.read_bytes()
+            if (written := msgspec.json.decode(data, type=_Version).schema) > SCHEMA:
+                raise UnreadableJobError(
+                    f"Job {self.id} was made by a newer clusterkernel (format {written}; this one knows {SCHEMA}).",
+                    hint="Update clusterkernel here.",
+                )
+            return msgspec.json.decode(data, type=JobRecord)
         except FileNotFoundError:
             raise UnknownJobError(
                 f"There is no job {self.id} in {self.path.parent}.", hint="%cluster_jobs lists all."
             ) from None
         except (msgspec.DecodeError, OSError) as error:
-            raise UnknownJobError(f"Job {self.id} cannot be read: {self.path / 'job.json'}: {error}.") from error
+            why = error.strerror if isinstance(error, OSError) else f"it is damaged ({error})"
+            raise UnreadableJobError(
+                f"Job {self.id} cannot be read: {path}: {why}.", hint="Delete its folder if nobody needs it."
+            ) from error
 
     @property
     def payload(self) -> Path:
@@ -128,6 +128,23 @@ class JobFolder:
     def events(self, attempt: int = 0, task: int = 0, rank: int = 0) -> Path:
         """The records of one process's supervisor."""
         return self.path / "events" / str(attempt) / f"{task}.{rank}.jsonl"
+
+    def prepare(self) -> None:
+        """Make the files that the processes of the job write to, for whoever watches them.
+
+        An array on many nodes has thousands, so that the sender makes them, not the person's thread.
+        """
+        if self.prepared():
+            return
+        make_private(self.events().parent)
+        for task in range(self.record.tasks):
+            for rank in range(self.record.spec.processes):
+                touch(self.events(0, task, rank))
+        write_atomic(self.path / _PREPARED, b"1")
+
+    def prepared(self) -> bool:
+        """Whether the files of `prepare` are there; who looks for one too early may not see it for a minute (NFS)."""
+        return bool(_read(self.path / _PREPARED))
 
     def shell_events(self, attempt: int = 0, task: int = 0) -> Path:
         """The batch shell's last record."""
@@ -158,13 +175,14 @@ class JobFolder:
         Submission
             All that is known now.
         """
-        known = self.submission()
-        before = known.platform_ids if known else ()
-        ids = dict.fromkeys((*more.platform_ids, *before) if first else (*before, *more.platform_ids))
-        platform_ids = tuple(sorted(ids, key=lambda item: item[1]))
-        whole = Submission(platform_ids=platform_ids, cluster=(known.cluster if known else "") or more.cluster)
-        if whole != known:
-            self.write_submission(whole)
+        with self._lock():
+            known = self.submission()
+            before = known.platform_ids if known else ()
+            ids = dict.fromkeys((*more.platform_ids, *before) if first else (*before, *more.platform_ids))
+            platform_ids = tuple(sorted(ids, key=lambda item: item[1]))
+            whole = Submission(platform_ids=platform_ids, cluster=(known.cluster if known else "") or more.cluster)
+            if whole != known:
+                self.write_submission(whole)
         return whole
 
     def adopt(self, task: int = 0) -> bool:
@@ -209,18 +227,55 @@ class JobFolder:
 
     def request_cancel(self, tasks: tuple[int, ...] = ()) -> None:
         """Write down that a cancel was asked for, before the platform is told."""
-        if tasks and (earlier := self.cancel_request()) is not None:
-            tasks = tuple(sorted({*tasks, *earlier})) if earlier else ()
+        with self._lock():
+            if tasks and (earlier := self.cancel_request()) is not None:
+                tasks = tuple(sorted({*tasks, *earlier})) if earlier else ()
+            self._write_cancel("cancel.json", tasks)
+
+    def cancel_pending(self) -> tuple[int, ...] | None:
+        """What of `cancel_request` the platform has not taken yet; None where nothing is left."""
+        asked = self.cancel_request()
+        if asked is None:
+            return None
+        taken = _decoded(self.path / _TAKEN, _CancelRequest)
+        if taken is None or (taken.tasks and not asked):
+            return asked
+        return tuple(sorted({*asked} - {*taken.tasks})) or None if taken.tasks else None
+
+    def write_cancel_taken(self, tasks: tuple[int, ...] = ()) -> None:
+        """Note that the platform took a request to end these tasks, or all."""
+        with self._lock():
+            earlier = _decoded(self.path / _TAKEN, _CancelRequest)
+            if tasks and earlier is not None:
+                tasks = tuple(sorted({*tasks, *earlier.tasks})) if earlier.tasks else ()
+            self._write_cancel(_TAKEN, tasks)
+
+    def _write_cancel(self, name: str, tasks: tuple[int, ...]) -> None:
         request = _CancelRequest(tasks=tasks, time=time.time(), by=user())
-        write_atomic(self.path / "cancel.json", msgspec.json.encode(request))
+        write_atomic(self.path / name, msgspec.json.encode(request))
+
+    def _lock(self) -> contextlib.AbstractContextManager[None]:
+        """For what several kernels read, change and write back."""
+        return locked(self.path / ".lock")
 
     def end(self, task: int = 0) -> End | None:
         """How the task ended, where the platform had to tell."""
         return _decoded(self.path / "ends" / f"{task}.json", End)
 
-    def write_end(self, task: int, end: End) -> None:
-        """Keep how the task ended: the platform forgets."""
-        write_atomic(self.path / "ends" / f"{task}.json", msgspec.json.encode(end))
+    def write_end(self, task: int, end: End) -> End:
+        """Keep how the task ended: the platform forgets.
+
+        Returns
+        -------
+        End
+            What holds: another kernel may have drawn its conclusion first.
+        """
+        path, data = self.path / "ends" / f"{task}.json", msgspec.json.encode(end)
+        if not write_once(path, data):
+            if (kept := self.end(task)) is not None:
+                return kept
+            write_atomic(path, data)  # it is damaged
+        return end
 
     def holder(self, task: int = 0) -> str:
         """The platform's id of the copy that won the right to run; empty before one did.
@@ -242,7 +297,7 @@ class JobFolder:
         write_atomic(self.path / "delivered.json", json.dumps({"names": names, "time": time.time()}).encode())
 
     def verify(self, *files: Path) -> None:
-        """Refuse what another user could have written to, before anything of it is unpickled.
+        """Refuse what another user could have written to, before anything of it is run or unpickled.
 
         Parameters
         ----------
@@ -256,13 +311,13 @@ class JobFolder:
         """
         for path in (self.path.parent, self.path, self.payload):
             check_private(path)
-        paths = [*self.payload.glob("*.pkl")]
+        paths = [*self.payload.iterdir()]
         for file in files:
             paths += [folder for folder in reversed(file.parents) if self.path in folder.parents]
             paths.append(file)
         for path in dict.fromkeys(paths):
             with contextlib.suppress(FileNotFoundError):
-                _refuse(path, private.trouble(path))
+                refuse(path, private.trouble(path))
 
     def size(self) -> int:
         """Bytes on disk."""
@@ -272,19 +327,3 @@ class JobFolder:
                 with contextlib.suppress(OSError):
                     total += os.lstat(os.path.join(folder, name)).st_blocks * 512
         return total
-
-
-def check_private(path: Path) -> None:
-    """Raise `JobRootError` where somebody else could write to `path`."""
-    try:
-        _refuse(path, private.trouble(path))
-    except FileNotFoundError:
-        raise JobRootError(f"{path} is not there any more.", hint="%cluster_jobs lists what is.") from None
-
-
-def _refuse(path: Path, trouble: str) -> None:
-    if trouble:
-        mend = f"Check what is in it, then: chmod go-w {shlex.quote(str(path))}"
-        if "belongs" in trouble:
-            mend = "Set CLUSTERKERNEL_JOB_ROOT to a folder of yours."
-        raise JobRootError(f"{path} {trouble}, so nothing in it is loaded.", hint=mend)

@@ -16,8 +16,10 @@ import msgspec
 
 import clusterkernel.runtime
 from clusterkernel.errors import ClusterKernelError, JobRootError, UnknownJobError
-from clusterkernel.jobfolder import JobFolder, check_private, make_private, write_atomic
+from clusterkernel.files import check_private, make_private, refuse, touch, write_atomic
+from clusterkernel.jobfolder import WATCHED, JobFolder
 from clusterkernel.records import JobRecord
+from clusterkernel.runtime import private
 
 __all__ = ["JobRoot", "default_root", "identity"]
 
@@ -112,12 +114,8 @@ class JobRoot:
         for name in ("payload", "claims", "ends", "out", "events"):
             os.mkdir(folder.path / name, 0o700)
         write_payload(folder.payload)
-        os.mkdir(folder.path / "events" / "0", 0o700)
-        for task in range(record.tasks):
-            for rank in range(record.spec.processes):
-                _touch(folder.events(0, task, rank))
-        for name in ("submission.json", "cancel.json", "refused.txt", "delivered.json"):
-            _touch(folder.path / name)
+        for name in WATCHED:
+            touch(folder.path / name)
         write_atomic(folder.path / "job.json", msgspec.json.encode(record))
         folder.__dict__["record"] = record
 
@@ -225,7 +223,7 @@ class JobRoot:
 
         digest, files = _runtime_files()
         target = self.path / ".runtime" / digest
-        if not _lacks(target, files):
+        if target.is_dir() and not _lacks(target, files):
             return target
         self.ensure()
         temporary = target.with_name(f".{digest}.{os.urandom(4).hex()}")
@@ -242,6 +240,8 @@ class JobRoot:
             for name in _lacks(target, files):
                 path = target / name
                 make_private(path.parent)
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()  # it may be a link
                 write_atomic(path, files[name])
         except OSError as error:
             raise JobRootError(
@@ -262,11 +262,21 @@ def identity(root: Path) -> str:
 
 
 def _lacks(target: Path, files: Mapping[str, bytes]) -> list[str]:
-    """Which files of the runtime are not there, or not whole: scratch file systems are swept by age."""
+    """Which files of the runtime are not there, or not as they were: scratch file systems are swept by age.
+
+    Raises
+    ------
+    JobRootError
+        Another user could write there, and so have a job run what they like.
+    """
+    inner = {(target / name).parent for name in files}
+    for folder in (target.parent.parent, target.parent, target, *sorted(inner - {target})):
+        with contextlib.suppress(FileNotFoundError):
+            refuse(folder, private.trouble(folder))
     lacking = []
     for name, data in files.items():
         try:
-            if os.stat(target / name).st_size != len(data):
+            if (target / name).read_bytes() != data or private.trouble(target / name):
                 lacking.append(name)
         except OSError:
             lacking.append(name)
@@ -291,7 +301,3 @@ def _runtime_files() -> tuple[str, dict[str, bytes]]:
     for name, data in sorted(files.items()):
         digest.update(f"{name} {len(data)}\n".encode() + data)
     return digest.hexdigest()[:12], files
-
-
-def _touch(path: Path) -> None:
-    os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600))

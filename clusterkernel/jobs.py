@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "of_folder"]
 
+# Seconds until an interrupt is noticed by who awaits a job.
+_NOTICE = 0.3
+
 
 class Job(concurrent.futures.Future[Any]):
     """One run: a cell, a call, a command, or a task of an array.
@@ -237,8 +240,13 @@ class Job(concurrent.futures.Future[Any]):
                 loop.call_soon_threadsafe(finish)
 
         self.add_done_callback(wake)
-        with self._watcher.hurry():
-            yield from waiter
+        try:
+            with self._watcher.hurry():
+                while not waiter.done():
+                    # A kernel's loop takes note of an interrupt only when something else wakes it.
+                    yield from asyncio.wait([waiter], timeout=_NOTICE).__await__()
+        except asyncio.CancelledError:
+            raise asyncio.CancelledError(f"Job {self.id} goes on. %cluster_cancel {self.id} ends it.") from None
         return self.result()
 
     def cancel(self) -> bool:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from clusterkernel.errors import JobRootError
-from clusterkernel.jobfolder import make_private
+from clusterkernel.files import make_private
 from clusterkernel.jobroot import identity
 
 __all__ = ["Ledger", "local_dir"]

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from clusterkernel.errors import SpecError, nearest
-from clusterkernel.jobfolder import make_private, write_atomic
+from clusterkernel.files import make_private, write_atomic
 from clusterkernel.spec import Environment
 
 __all__ = ["forget", "names", "refuse_in_script", "require", "save", "store_file"]

@@ -11,9 +11,11 @@ from typing import Final
 from clusterkernel import fields
 from clusterkernel.advice.base import Advice, Case, Level, rule
 from clusterkernel.errors import ClusterKernelError
-from clusterkernel.formats import gpu_names, kubernetes_extra, modal_limits, truss_config
-from clusterkernel.formats import kubernetes_words as words
+from clusterkernel.formats import gpu_names, truss_config
+from clusterkernel.formats.kubernetes import extra as kubernetes_extra
+from clusterkernel.formats.kubernetes import words
 from clusterkernel.formats.limits import Limit, set_field
+from clusterkernel.formats.modal import limits as modal_limits
 from clusterkernel.formats.model import How, Program, Step, Written
 from clusterkernel.spec import JobSpec
 
@@ -125,7 +127,8 @@ def kubernetes_extra_options(case: Case) -> Iterator[Advice]:
 
 @functools.cache
 def _writer(backend: str) -> Callable[[JobSpec, Program], Written] | None:
-    from clusterkernel.formats import kubernetes, modal_app
+    from clusterkernel.formats.kubernetes import writer as kubernetes
+    from clusterkernel.formats.modal import app as modal_app
 
     return {"kubernetes": kubernetes.write, "modal": modal_app.write, "baseten": truss_config.write}.get(backend)
 

@@ -24,12 +24,12 @@ __all__ = ["COLUMNS", "Conversion", "Row", "convert", "parse"]
 COLUMNS: Final = ("source", "value", "target", "target_value", "how", "reason")
 # Format -> where its writer is; imported when it is used.
 _WRITERS: Final[Mapping[Format, tuple[str, str]]] = {
-    Format.SLURM: ("sbatch_script", "write"),
-    Format.MODAL_YAML: ("cloud_writer", "write_modal"),
-    Format.BASETEN_YAML: ("cloud_writer", "write_baseten"),
-    Format.MODAL: ("modal_app", "write"),
+    Format.SLURM: ("sbatch.script", "write"),
+    Format.MODAL_YAML: ("cloud.writer", "write_modal"),
+    Format.BASETEN_YAML: ("cloud.writer", "write_baseten"),
+    Format.MODAL: ("modal.app", "write"),
     Format.BASETEN: ("truss_config", "write"),
-    Format.KUBERNETES: ("kubernetes", "write"),
+    Format.KUBERNETES: ("kubernetes.writer", "write"),
     Format.PROFILE: ("profile_toml", "write"),
 }
 _BACKENDS: Final[Mapping[Format, str]] = {

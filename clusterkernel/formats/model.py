@@ -91,7 +91,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     runs : Runs
         Where.
     launched : bool
-        `JobSpec.launcher` starts it: see `launching.command_line`.
+        `JobSpec.launcher` starts it: see `launch.writer.command_line`.
     launcher_args : tuple of str
         Further options of the launcher, each a word as bash reads it (``--max-restarts=3``); never a count,
         an address, a port or an id.

@@ -23,7 +23,9 @@ else:
 
 __all__ = ["read", "write"]
 
-_LARGEST: Final = 1 << 20
+_LARGEST: Final = 1 << 18
+# The standard library's reader takes the square of a dotted key's length, in memory too.
+_DOTS: Final = 200
 _TABLE: Final = re.compile(r"\s*\[\s*profiles\s*\.\s*(\"[^\"]*\"|'[^']*'|[\w-]+)\s*(?:\.\s*(\w+)\s*)?\]", re.ASCII)
 _KEY: Final = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*(?:=|\.)", re.ASCII)
 _NO_PROGRAM: Final = "A profile says where a run runs, and not what it runs."
@@ -92,6 +94,9 @@ def read(text: str, *, name: str, values: Mapping[str, str] | None = None) -> Pa
 def _tables(text: str, name: str) -> dict[str, dict[str, Any]]:
     if len(text) > _LARGEST:
         raise FormatError(f"{name} is too large for profiles.", hint="Is it the right file?")
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") > _DOTS:
+            raise FormatError(f"{name}, line {number}: it is nested too deeply.", hint="Is it the right file?")
     try:
         document = tomllib.loads(text)
     except ValueError as error:  # a number of thousands of digits, too

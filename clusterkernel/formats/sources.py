@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterkernel.errors import FormatError, nearest
-from clusterkernel.formats.cloud_keys import KNOWN
+from clusterkernel.formats.cloud.keys import KNOWN
 from clusterkernel.formats.model import Format, Parsed
 
 __all__ = ["LARGEST", "detect", "format_of", "load", "read"]
@@ -19,10 +19,10 @@ __all__ = ["LARGEST", "detect", "format_of", "load", "read"]
 #: Bytes that are read; Slurm's own limit for a script is 4 MiB.
 LARGEST: Final = 1 << 20
 _READERS: Final[Mapping[Format, str]] = {
-    Format.SLURM: "sbatch_reader",
-    Format.MODAL_YAML: "cloud_yaml",
-    Format.BASETEN_YAML: "cloud_yaml",
-    Format.KUBERNETES: "kubernetes_reader",
+    Format.SLURM: "sbatch.reader",
+    Format.MODAL_YAML: "cloud.reader",
+    Format.BASETEN_YAML: "cloud.reader",
+    Format.KUBERNETES: "kubernetes.reader",
     Format.PROFILE: "profile_toml",
 }
 _ALIASES: Final = {

@@ -17,10 +17,11 @@ import msgspec
 
 from clusterkernel import fields
 from clusterkernel.errors import SpecError, nearest
-from clusterkernel.formats import container_script, gpu_names
-from clusterkernel.formats import kubernetes_words as words
-from clusterkernel.formats.container_image import image_of
-from clusterkernel.formats.launching import Meeting
+from clusterkernel.formats import gpu_names
+from clusterkernel.formats.container import script as container_script
+from clusterkernel.formats.container.image import image_of
+from clusterkernel.formats.kubernetes import words
+from clusterkernel.formats.launch.writer import Meeting
 from clusterkernel.formats.limits import Limit, raise_first
 from clusterkernel.formats.model import Program, Step, Written
 from clusterkernel.formats.python_text import Source, block, call, literal

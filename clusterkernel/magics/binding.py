@@ -96,12 +96,13 @@ class Deliveries:
         """For IPython's ``pre_execute``."""
         if threading.current_thread() is threading.main_thread():
             self.collect()
-            self._in_cell = True
+            self._in_cell = self.cards.in_cell = True
 
     def after_cell(self, *_: Any) -> None:
         """For IPython's ``post_execute``."""
         if threading.current_thread() is threading.main_thread():
-            self._in_cell = False
+            self.cards.flush()
+            self._in_cell = self.cards.in_cell = False
             if self._ended:
                 self._schedule()
 

@@ -40,6 +40,7 @@ class _Card:
         self.note = ""
         self.dirty = False
         self.final = False
+        self.missed = False  # sent while no cell ran
         self.shown = 0
         self.born = self.painted = time.monotonic()
 
@@ -57,10 +58,11 @@ class _Card:
     def _array_bundle(self, jobs: JobArray, now: float) -> dict[str, Any]:
         from clusterkernel import render
 
+        ended = jobs.done()  # first: one that ends meanwhile is to be painted once more
         # Only the tasks that are shown are read in full: an array may have thousands.
         order = sorted(jobs, key=lambda job: render.attention(job.state))
         views = [job.summary(tail=0) for job in order[: render.ARRAY_ROWS]]
-        self.final = jobs.done()
+        self.final = ended
         return render.array_bundle(jobs.id, jobs.counts(), views, name=jobs.name, now=now)
 
     def due(self) -> float:
@@ -100,6 +102,8 @@ class Cards:
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._just_shown: tuple[int, set[str]] = (0, set())
+        #: Whether a cell runs: who executes a notebook without a browser hears nothing between cells.
+        self.in_cell = False
 
     def show(self, job: Job | JobArray) -> None:
         """Display a job's card and keep it up to date; on the main thread.
@@ -158,9 +162,9 @@ class Cards:
             self._condition.notify()
 
     def flush(self) -> None:
-        """Show what has changed, now: somebody waited for it, and the cell may be the notebook's last."""
+        """Show the ends that are not shown yet, now: the cell may be the notebook's last."""
         with self._condition:
-            due = [card for card in self._live if card.job.done()]
+            due = [card for card in self._live if (card.dirty or card.missed or not card.final) and card.job.done()]
             for card in due:
                 card.dirty = False
         for card in due:
@@ -201,10 +205,12 @@ class Cards:
                 # Its folder was removed, or the file system hangs up: the card stays, and is looked at again later.
                 card.born = card.painted - 60 * _LONGEST
                 return
-            if card.shown != (shown := hash(bundle["text/html"])):
-                card.shown = shown
+            shown = hash(bundle["text/html"])
+            if card.shown != shown or (card.missed and self.in_cell):
+                card.shown, card.missed = shown, not self.in_cell
                 publish(bundle, display_id=card.display_id, update=True)
         with self._condition:
-            if card.final and not card.dirty and not self._expects(card.job.id) and card in self._live:
+            seen = card.final and not card.dirty and not card.missed
+            if seen and not self._expects(card.job.id) and card in self._live:
                 self._live.remove(card)
                 self._condition.notify()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import msgspec
 
-from clusterkernel.jobfolder import make_private
+from clusterkernel.files import make_private
 
 if TYPE_CHECKING:
     from clusterkernel.records import PayloadSummary

@@ -14,6 +14,7 @@ from clusterkernel.errors import PayloadError, nearest
 from clusterkernel.payload import Artefact, Captured
 from clusterkernel.payload.digest import digests
 from clusterkernel.payload.packing import Packer, kind_of, main_namespace, python_version
+from clusterkernel.runtime.pickling import peek
 
 if TYPE_CHECKING:
     from clusterkernel.records import PayloadSummary
@@ -107,7 +108,7 @@ def _pickled(changes: Mapping[str, Any], about: Mapping[str, Any]) -> bytes:
     namespace = main_namespace()
     packer = Packer(namespace)
     for name, value in changes.items():
-        if getattr(type(value), "__clusterkernel_pending__", False):
+        if peek(type(value), "__clusterkernel_pending__", False):
             raise PayloadError(f"{name} is not there yet: {value!r}.", hint="Wait for that job with %cluster_wait.")
         packer.add(name, value, "parameter")
     buffer = io.BytesIO()

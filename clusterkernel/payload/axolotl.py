@@ -228,7 +228,7 @@ def _plain(value: Any, key: str) -> Any:
         return {str(name): _plain(part, f"{key}.{name}") for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(part, f"{key}.{number}") for number, part in enumerate(value)]
-    if callable(getattr(value, "item", None)) and getattr(value, "ndim", None) == 0:  # a number of NumPy
+    if callable(peek(value, "item")) and peek(value, "ndim") == 0:  # a number of NumPy
         return _plain(value.item(), key)
     raise PayloadError(
         f"{key} cannot be set to {_short(value)}: a configuration holds no {type(value).__name__}.",

@@ -16,7 +16,7 @@ from clusterkernel.payload.digest import digests
 from clusterkernel.payload.names import CellNames, Kind
 from clusterkernel.payload.packing import LIMIT, Packer, python_version, too_large, with_modules
 from clusterkernel.payload.uses import follow, given, globals_of
-from clusterkernel.runtime.pickling import TooLarge
+from clusterkernel.runtime.pickling import TooLarge, peek
 
 __all__ = ["build"]
 
@@ -28,6 +28,7 @@ _GIVEN: Final = frozenset({"display"})
 _FOLLOWING: Final = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 # A worker process that a cell starts gets values up to this size, whatever reads them.
 _SMALL: Final = 1 << 20
+_SCALARS: Final = (str, bytes, bool, int, float, complex, type(None))
 
 
 def build(
@@ -179,7 +180,7 @@ def _wanted(found: CellNames, namespace: Mapping[str, Any], inputs: Sequence[str
 
 def _follows(value: object) -> bool:
     """Whether it is sent also where -i does not list it."""
-    return isinstance(value, _FOLLOWING)
+    return issubclass(type(value), _FOLLOWING)
 
 
 def _close(name: str, known: Iterable[str]) -> str:
@@ -188,7 +189,7 @@ def _close(name: str, known: Iterable[str]) -> str:
 
 
 def _check_pending(name: str, value: object, why: str) -> None:
-    if getattr(type(value), "__clusterkernel_pending__", False):
+    if peek(type(value), "__clusterkernel_pending__", False):
         raise PayloadError(
             f"{name} ({why}) is not there yet: {value!r}.",
             hint="Wait for that job with %cluster_wait, then send this cell.",
@@ -225,10 +226,10 @@ def _read_in_definitions(tree: ast.Module) -> set[str]:
 
 
 def _is_small(value: object) -> bool:
-    size = getattr(value, "nbytes", None)
-    if isinstance(size, int):
+    size = peek(value, "nbytes")
+    if type(size) is int:
         return size <= _SMALL
-    return isinstance(value, str | bytes | bool | int | float | complex | type(None)) and sys.getsizeof(value) <= _SMALL
+    return issubclass(type(value), _SCALARS) and sys.getsizeof(value) <= _SMALL
 
 
 def _submodules(tree: ast.Module, namespace: Mapping[str, Any], order: Iterable[str]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from clusterkernel.payload.digest import digests
 from clusterkernel.payload.packing import LIMIT, Packer, main_namespace, python_version, too_large, with_modules
 from clusterkernel.runtime import culprit
 from clusterkernel.runtime.cloud import Pickler
-from clusterkernel.runtime.pickling import Counter, TooLarge
+from clusterkernel.runtime.pickling import Counter, TooLarge, peek
 
 __all__ = ["build", "build_map"]
 
@@ -25,6 +25,7 @@ _FORMAT: Final = 1
 # Submitting takes milliseconds; arguments that take longer to compare are not.
 _DIGEST_SECONDS: Final = 0.02
 _LABEL: Final = 60
+_SHOWN: Final = (str, int, float, tuple, dict, list, type(None))
 _MEND: Final = "Load the data inside the function, or give a path."
 
 
@@ -156,14 +157,22 @@ def title_of(fn: Callable[..., Any]) -> str:
     """The function's name as a person knows it."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return str(getattr(fn, "__name__", None) or type(fn).__name__)
+    return str(peek(fn, "__name__") or type(fn).__name__)
+
+
+def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
+    """What it takes; None where it does not tell, as some built-in functions and proxies."""
+    try:
+        return inspect.signature(fn)
+    except Exception:  # noqa: BLE001 - a callable's own attributes may raise anything
+        return None
 
 
 def _namespace(fn: Callable[..., Any]) -> dict[str, Any]:
     """The notebook's names: those around a function of the notebook."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    if getattr(fn, "__module__", None) == "__main__" and isinstance(found := getattr(fn, "__globals__", None), dict):
+    if peek(fn, "__module__") == "__main__" and isinstance(found := peek(fn, "__globals__"), dict):
         return found
     return main_namespace()
 
@@ -174,26 +183,20 @@ def _index(clause: str) -> int:
 
 
 def _body(fn: Callable[..., Any]) -> dict[str, Any]:
-    accepted, any_keyword = [], False
-    try:
-        for parameter in inspect.signature(fn).parameters.values():
-            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                accepted.append(parameter.name)
-            any_keyword |= parameter.kind is parameter.VAR_KEYWORD
-    except (TypeError, ValueError):
-        any_keyword = True  # some builtin functions do not tell
+    signature = signature_of(fn)
+    accepted, any_keyword = [], signature is None
+    for parameter in signature.parameters.values() if signature else ():
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            accepted.append(parameter.name)
+        any_keyword |= parameter.kind is parameter.VAR_KEYWORD
     return {"format": _FORMAT, "python": python_version(), "accepted": accepted, "any_keyword": any_keyword}
 
 
 def _positional(fn: Callable[..., Any], count: int) -> list[str]:
     """The names of the first `count` parameters."""
-    names: list[str] = []
-    try:
-        for parameter in inspect.signature(fn).parameters.values():
-            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-                names.append(parameter.name)
-    except (TypeError, ValueError):
-        pass
+    signature = signature_of(fn)
+    parameters = signature.parameters.values() if signature else ()
+    names = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     return [names[i] if i < len(names) else f"args[{i}]" for i in range(count)]
 
 
@@ -210,8 +213,7 @@ def _modules(packer: Packer, fn: Callable[..., Any], root: Path | None) -> modul
 
 def _label(items: list[Any]) -> str:
     """The items of a task as a person knows them; empty where only an address would tell them apart."""
-    shown = [item for item in items if isinstance(item, str | int | float | bool | tuple | dict | list | type(None))]
-    if len(shown) < len(items):
+    if not all(issubclass(type(item), _SHOWN) for item in items):
         return ""
     text = reprlib.repr(items[0]) if len(items) == 1 else f"{reprlib.repr(items[0])} to {reprlib.repr(items[-1])}"
     return text if len(text) <= _LABEL else text[: _LABEL - 3] + "..."

@@ -12,6 +12,8 @@ from typing import Final
 
 import msgspec
 
+from clusterkernel.runtime.pickling import is_proxy
+
 __all__ = ["Import", "of_source", "of_values"]
 
 _VALUES: Final = 10_000
@@ -97,6 +99,8 @@ def of_values(values: Iterable[object]) -> Iterator[str]:
         if id(value) in seen:
             continue
         seen.add(id(value))
+        if is_proxy(value):
+            value = type(value)
         for name in _modules_of(value):
             if name not in given:
                 given.add(name)

@@ -27,7 +27,7 @@ from typing import Final
 import msgspec
 
 from clusterkernel.errors import PayloadError
-from clusterkernel.jobfolder import make_private
+from clusterkernel.files import make_private
 from clusterkernel.payload import finding
 from clusterkernel.payload.imports import Import, of_source, of_values
 from clusterkernel.payload.packing import size_text

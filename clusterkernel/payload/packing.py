@@ -49,13 +49,14 @@ def python_version() -> str:
 
 def kind_of(value: object) -> str:
     """``function``, ``class``, ``module``, else the name of the type."""
-    if isinstance(value, type):
+    kind = type(value)
+    if issubclass(kind, type):
         return "class"
-    if isinstance(value, types.ModuleType):
+    if issubclass(kind, types.ModuleType):
         return "module"
-    if isinstance(value, types.FunctionType | types.BuiltinFunctionType | types.MethodType):
+    if issubclass(kind, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
         return "function"
-    return type(value).__name__
+    return kind.__name__
 
 
 def size_text(size: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from clusterkernel.errors import ResultFailed
-from clusterkernel.runtime.pickling import Loader, MissingClass, Unpickler
+from clusterkernel.runtime.pickling import Loader, MissingClass, Unpickler, peek
 
 __all__ = ["load_error", "load_output", "load_result"]
 
@@ -66,7 +66,7 @@ class _Job:
         except Exception:  # noqa: BLE001 - then the function lacks it, and says so if it is called
             return _MISSING
         here = self._namespace.get(name, _MISSING)
-        if here is not _MISSING and not getattr(type(here), "__clusterkernel_pending__", False):
+        if here is not _MISSING and not peek(type(here), "__clusterkernel_pending__", False):
             return here
         return self._captured().get(name, _MISSING)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from clusterkernel.runtime.cloud import is_of_ipython
+from clusterkernel.runtime.pickling import is_proxy, peek
 
 __all__ = ["follow", "given", "globals_of"]
 
@@ -44,6 +45,8 @@ def _functions(value: object, namespace: dict[str, Any], seen: set[int]) -> Iter
     if id(value) in seen:
         return
     seen.add(id(value))
+    if is_proxy(value):
+        value = type(value)
     if isinstance(value, types.FunctionType):
         if value.__globals__ is namespace:
             yield value
@@ -72,7 +75,7 @@ def _functions(value: object, namespace: dict[str, Any], seen: set[int]) -> Iter
             yield from _functions(part, namespace, seen)
     elif isinstance(value, functools.cached_property):
         yield from _functions(value.func, namespace, seen)
-    elif isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
+    elif isinstance(wrapped := peek(value, "__wrapped__"), types.FunctionType):
         yield from _functions(wrapped, namespace, seen)
     elif type(value).__module__ == "__main__":
         yield from _functions(type(value), namespace, seen)

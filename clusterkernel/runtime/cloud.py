@@ -4,17 +4,19 @@ In a module of its own, since cloudpickle takes 30 ms to import and simple value
 """
 
 import builtins
+import enum
 import functools
 import io
 import linecache
 import pickle
 import sys
 import types
+import typing
 
 import cloudpickle
 
 from . import pickling
-from .pickling import _KEYS
+from .pickling import _KEYS, peek
 
 _LIGHT = (type(None), bool, int, float, complex, type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 _SHORT = 4096
@@ -31,9 +33,9 @@ class _Globals(object):
 def is_of_ipython(value):
     """Whether a value is one that IPython puts into a notebook's names (``open``, ``exit``)."""
     # Its ``open`` has the builtin's module, by `functools.wraps`.
-    around = getattr(value, "__globals__", None)
+    around = peek(value, "__globals__")
     modules = [around.get("__name__")] if isinstance(around, dict) else []
-    modules += [getattr(value, "__module__", None), type(value).__module__]
+    modules += [peek(value, "__module__"), peek(type(value), "__module__")]
     return any(isinstance(one, str) and one.partition(".")[0] in ("IPython", "ipykernel") for one in modules)
 
 
@@ -52,6 +54,20 @@ def _is_light(value):
     if isinstance(value, (str, bytes)):
         return len(value) <= _SHORT
     return isinstance(value, _LIGHT)
+
+
+def _slots(cls):
+    """The slots that a class itself has, as they are spelled in its instances."""
+    kinds = types.MemberDescriptorType, types.GetSetDescriptorType  # of __dict__ and __weakref__
+    return tuple(name for name, value in vars(cls).items() if isinstance(value, kinds))
+
+
+def _makes_slots(cls):
+    """Whether a class is made anew from its name, bases and slots: some have another way of their own."""
+    make = type(cls).__new__
+    plain = make is type.__new__ or isinstance(make, types.FunctionType)
+    own = issubclass(cls, enum.Enum) or typing.NamedTuple in vars(cls).get("__orig_bases__", ())
+    return plain and not own
 
 
 class Pickler(cloudpickle.Pickler):
@@ -154,8 +170,14 @@ class Pickler(cloudpickle.Pickler):
             if self._by_reference is not None and self._by_reference(key):
                 return pickling.find_class, key
         _KEYS.setdefault(cls, None)
-        state = (reduced[5], reduced[2])
-        return pickling.make_class, (key, reduced[0], reduced[1]), state, None, None, pickling.set_class_state
+        args, (members, rest) = reduced[1], reduced[2]
+        if "__slots__" in members and _makes_slots(cls):
+            # cloudpickle makes the class without them, and its instances would have a dictionary.
+            slots = _slots(cls)
+            args = args[:3] + (dict(args[3], __slots__=slots),) + args[4:]
+            members = {name: value for name, value in members.items() if name not in slots}
+        state = (reduced[5], (members, rest))
+        return pickling.make_class, (key, reduced[0], args), state, None, None, pickling.set_class_state
 
     def _error(self, error):
         kind = type(error)

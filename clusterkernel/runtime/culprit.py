@@ -33,7 +33,10 @@ def describe(error, pickler, root, name):
     message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if last is None:
         return "%s: %s" % (name, message)
-    path = name if last is root else find(root, last, name)
+    try:
+        path = name if last is root else find(root, last, name)
+    except Exception:  # the values' own code may raise anything when it is looked at
+        path = None
     kind = type(last)
     what = kind.__qualname__ if kind.__module__ == "builtins" else "%s.%s" % (kind.__module__, kind.__qualname__)
     said = "" if "pickle" in message else " (%s)" % message

@@ -11,13 +11,19 @@ import hashlib
 import linecache
 import types
 
+from .pickling import peek
+
 # Made by Python itself, or different after a mere use of the class.
 _SKIPPED = frozenset(
     """__dict__ __weakref__ __module__ __doc__ __qualname__ __firstlineno__ __static_attributes__ __annotate__
-    __annotate_func__ __annotations_cache__ __abstractmethods__ _abc_impl __orig_bases__ __parameters__ __classcell__
-    __hash__ __match_args__ __slots__ __dataclass_fields__ __dataclass_params__ _member_map_ _member_names_
-    _value2member_map_ _unhashable_values_ _hashable_values_ _sort_order_ _missing_ __new_member__""".split()
+    __annotate_func__ __annotations_cache__ __abstractmethods__ _abc_impl __orig_bases__ __parameters__
+    __classcell__ __hash__ __match_args__ __slots__ __slotnames__ __dataclass_fields__ __dataclass_params__
+    _member_map_ _member_names_ _value2member_map_ _unhashable_values_ _hashable_values_ _sort_order_ _missing_
+    __new_member__""".split()
 )
+_NONE = object()
+# Some objects have every attribute, this one too, and so no end.
+_LAYERS = 100
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -121,8 +127,11 @@ def _unwrapped(value):
     """The function under decorators that keep it."""
     if not isinstance(value, type):
         value = vars(value).get("func", value) if type(value).__name__ == "cached_property" else value
-        while hasattr(value, "__wrapped__"):
-            value = value.__wrapped__
+        for _ in range(_LAYERS):
+            inner = peek(value, "__wrapped__", _NONE)
+            if inner is _NONE:
+                break
+            value = inner
     return value
 
 

@@ -49,9 +49,9 @@ def remember(filename, text):
 
 def publish(namespace, value):
     """Let a function or class of the notebook be found under its name, as `multiprocessing` looks for it."""
-    name = getattr(value, "__qualname__", None)
-    if isinstance(value, (types.FunctionType, type)) and value.__module__ == "__main__" and name and "." not in name:
-        namespace.setdefault(name, value)
+    if issubclass(type(value), (types.FunctionType, type)) and value.__module__ == "__main__":
+        if "." not in value.__qualname__:
+            namespace.setdefault(value.__qualname__, value)
 
 
 def changes(folder, loader):

@@ -77,11 +77,24 @@ class MissingClass(pickle.UnpicklingError):
     """A class that came by reference is found nowhere."""
 
 
+def peek(value, name, default=None):
+    """An attribute; `default` also where the value's own code raises, as it may whatever it likes."""
+    try:
+        return getattr(value, name, default)
+    except Exception:
+        return default
+
+
+def is_proxy(value):
+    """Whether a value passes for another type than its own, as proxies do; they may raise when they are looked at."""
+    return peek(value, "__class__") is not type(value)
+
+
 def key_of(cls, namespace):
     """(module, qualified name, fingerprint) of a class that `namespace`, a ``__main__``, knows by name; else None."""
     if cls in _KEYS and _KEYS[cls] is not None:
         return _KEYS[cls]
-    if getattr(cls, "__module__", None) not in (MAIN, "__mp_main__") or look_up(namespace, cls.__qualname__) is not cls:
+    if peek(cls, "__module__") not in (MAIN, "__mp_main__") or look_up(namespace, cls.__qualname__) is not cls:
         return None
     from . import fingerprint  # not before: most short tasks have no class of the notebook
 
@@ -93,7 +106,7 @@ def look_up(namespace, qualname):
     first, _, rest = qualname.partition(".")
     found = namespace.get(first)
     for name in rest.split(".") if rest else ():
-        found = getattr(found, name, None)
+        found = peek(found, name)
     return found
 
 

@@ -189,7 +189,7 @@ def save_outputs(program, folder, deadline):
         if name not in program.namespace:
             continue
         value = program.namespace[name]
-        if isinstance(value, types.ModuleType):
+        if issubclass(type(value), types.ModuleType):
             continue
         if not os.path.isdir(folder):
             os.makedirs(folder, 0o700, exist_ok=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.clusters.cluster import Options, SlurmCluster
 
-from . import notebook, slurm
+from . import convert, notebook, slurm
 from .rows import Row, load
 
 ROWS: dict[str, Callable[[Path], Row]] = {
@@ -22,7 +22,11 @@ ROWS: dict[str, Callable[[Path], Row]] = {
     "submit": slurm.submit,
     "result": slurm.result,
     "array": slurm.array,
+    "convert": convert.one,
+    "convert-many": convert.many,
 }
+# Those that need no cluster.
+ALONE = {"load", "convert", "convert-many"}
 
 
 def main() -> int:
@@ -35,7 +39,7 @@ def main() -> int:
         folder = Path(name)
         os.environ["CLUSTERKERNEL_LOCAL_DIR"] = str(folder / "local")
         cluster = None
-        if set(wanted) - {"load"}:
+        if set(wanted) - ALONE:
             cluster = SlurmCluster(folder / "cluster", Options()).up()
             os.environ.update(cluster.env)
             os.environ["CLUSTERKERNEL_JOB_ROOT"] = str(cluster.shared / "jobs")

@@ -115,6 +115,22 @@ def test_bad_lines_get_one_line_without_the_value(kernel7: Kernel, line: str, pa
     assert not store.exists()
 
 
+def test_a_cell_s_variables_hold_no_secret(kernel7: Kernel, own_folders: Path, tmp_path: Path) -> None:
+    value = planted.new()
+    profile = tmp_path / ".clusterkernel.toml"
+    profile.write_text(f'[profiles.mine]\nenv = {{ HF_TOKEN = "{value}" }}\n')
+    for flags in (f"--env HF_TOKEN={value}", f"--setup 'export HF_TOKEN={value}'", "--profile mine"):
+        for again in ("", " --dry-run"):
+            ran = kernel7.run(f"%%cluster_train {flags}{again}\n1")
+            assert not ran.ok
+            said = (ran.error + ran.text).strip()
+            assert said.endswith("Keep it with %cluster_secret set HF_TOKEN, and ask for it with --secrets HF_TOKEN.")
+            assert len(said.splitlines()) == 1
+            assert value not in said
+    assert not list((own_folders / "jobs").glob("[0-9]*"))
+    kernel7.good("%%cluster_train --env HF_TOKEN= --wait\n1")
+
+
 @pytest.fixture
 def kernel7(own_folders: Path, tmp_path: Path) -> Any:
     """One kernel is enough where only words are looked at."""

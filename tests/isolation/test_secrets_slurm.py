@@ -76,6 +76,8 @@ def test_the_value_is_in_the_job_s_environment_and_nowhere_else(
             assert "here" in next(job.follow(), ""), (job.state, job.reason)
         ids = [str(job.platform_id) for job in (one, many)]
         while_running = [everything_slurm_says(slurm_cluster, job) for job in ids]
+        places = [slurm_cluster.folder / name for name in ("spool", "ctld", "log")]
+        kept = planted.files_with([value], *places, one.folder.path, many.folder.path)
         for gate in gates:
             gate.touch()
         digest = hashlib.sha256(value.encode()).hexdigest()
@@ -84,6 +86,7 @@ def test_the_value_is_in_the_job_s_environment_and_nowhere_else(
         assert many.results() == [digest, digest]
         error = failed.exception(LIMIT)
         assert command.wait(LIMIT) is JobState.SUCCEEDED
+    assert kept == []
     assert not shown
     jobs = [one, many, failed, command]
     stored = f"HOME={os.environ['HOME']}"

@@ -24,7 +24,7 @@ def platform(
 ) -> Iterator[platforms.Platform]:
     """Where jobs run."""
     if request.param == "local":
-        monkeypatch.setenv("CLUSTERKERNEL_LOCAL_SLOTS", "4")
+        monkeypatch.setenv("CLUSTERKERNEL_LOCAL_SLOTS", "8")
         yield platforms.local(monkeypatch, tmp_path)
         cancel_all()
         return

@@ -13,7 +13,8 @@ import pytest
 
 from clusterkernel import jobfolder, records
 from clusterkernel.errors import JobRootError, UnknownJobError
-from clusterkernel.jobfolder import JobFolder, check_private, write_atomic
+from clusterkernel.files import check_private, write_atomic
+from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
 from clusterkernel.records import End, Submission
 from clusterkernel.states import JobState
@@ -63,7 +64,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); import signal; "
     code = (
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); import sys, pathlib\n"
-        "from clusterkernel.jobfolder import write_atomic\n"
+        "from clusterkernel.files import write_atomic\n"
         "try: write_atomic(pathlib.Path(sys.argv[1]), b'x' * 100_000)\n"
         "except OSError as error: print(error.errno)\n"
     )

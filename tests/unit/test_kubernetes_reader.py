@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 
 from clusterkernel.errors import FormatError
 from clusterkernel.fields import get
-from clusterkernel.formats import kubernetes
-from clusterkernel.formats.kubernetes_yaml import load
+from clusterkernel.formats.kubernetes import writer as kubernetes
+from clusterkernel.formats.kubernetes.yaml import load
 from clusterkernel.formats.model import Format, How, Mount, Parsed, Program, Runs
 from clusterkernel.spec import JobSpec, Launcher, Volume
 from clusterkernel.units import GpuRequest

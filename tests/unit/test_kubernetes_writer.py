@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from clusterkernel.errors import SpecError
 from clusterkernel.fields import build
-from clusterkernel.formats import kubernetes
-from clusterkernel.formats import kubernetes_words as words
-from clusterkernel.formats.kubernetes_yaml import dump, load
+from clusterkernel.formats.kubernetes import words
+from clusterkernel.formats.kubernetes import writer as kubernetes
+from clusterkernel.formats.kubernetes.yaml import dump, load
 from clusterkernel.formats.model import How, Program, Runs, Step
 from clusterkernel.spec import Array, JobSpec, Stage
 from tests.unit.kubernetes_judge import judge

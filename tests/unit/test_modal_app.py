@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from clusterkernel.errors import SpecError
 from clusterkernel.fields import build
-from clusterkernel.formats import modal_app
+from clusterkernel.formats.modal import app as modal_app
 from clusterkernel.formats.model import How, Mount, Program, Runs, Step
 from clusterkernel.spec import Array, JobSpec, Stage
 from tests.unit import modal_judge

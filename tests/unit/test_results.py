@@ -335,3 +335,67 @@ def test_values_are_new_each_time(trained: tuple[Notebook, Ran]) -> None:
     one, two = notebook.output(ran, "point"), notebook.output(ran, "point")
     assert one == two == copy.copy(one)
     assert one is not two
+
+
+SLOTTED = """
+import dataclasses
+@dataclasses.dataclass(slots=True)
+class Point:
+    x: int
+    y: int = 2
+    def total(self):
+        return self.x + self.y
+@dataclasses.dataclass(slots=True, frozen=True)
+class Frozen:
+    x: int
+class Hidden:
+    __slots__ = ("__inner", "open")
+    def __init__(self):
+        self.__inner, self.open = 1, 2
+    def sum(self):
+        return self.__inner + self.open
+class Below(Hidden):
+    __slots__ = {"more": "what it adds"}
+class Both:
+    __slots__ = ("fixed", "__dict__", "__weakref__")
+class Lone:
+    __slots__ = "only"
+point, frozen, hidden, below, both, lone = Point(1), Frozen(5), Hidden(), Below(), Both(), Lone()
+below.more, both.fixed, both.free, lone.only = 3, 4, 5, 6
+"""
+
+
+def test_instances_of_classes_with_slots_go_in_and_come_back(tmp_path: Path) -> None:
+    notebook = Notebook()
+    notebook.run(SLOTTED)
+    ran = notebook.train(
+        """
+        point.y, both.free, lone.only = 10, 50, 60
+        seen = [point.total(), frozen.x, hidden.sum(), below.sum(), below.more, both.fixed, hasattr(hidden, "__dict__")]
+        point, frozen, hidden, below, both, lone = point, Frozen(6), Hidden(), below, both, lone
+        """,
+        tmp_path,
+    )
+    assert ran.state == "SUCCEEDED", ran.stderr
+    assert notebook.output(ran, "seen") == [11, 5, 3, 3, 3, 4, False]
+    back = {name: notebook.output(ran, name) for name in ran.report["outputs"]}
+    assert back["point"] == notebook["Point"](1, 10)
+    assert back["frozen"] == notebook["Frozen"](6)
+    assert (back["hidden"].sum(), back["below"].sum(), back["below"].more) == (3, 3, 3)
+    assert (back["both"].fixed, back["both"].free, back["lone"].only) == (4, 50, 60)
+    kinds = {"hidden": "Hidden", "below": "Below", "both": "Both", "lone": "Lone"}
+    assert {name for name, kind in kinds.items() if type(back[name]) is not notebook[kind]} == set()
+
+
+def test_classes_with_slots_come_back_to_a_new_kernel(tmp_path: Path) -> None:
+    first = Notebook()
+    first.run(SLOTTED)
+    ran = first.train("a, b = Point(3), Below()\nb.more = 8", tmp_path)
+    fresh = Notebook()
+    point, below = fresh.output(ran, "a"), fresh.output(ran, "b")
+    assert (point.x, point.total(), below.sum(), below.more) == (3, 5, 3, 8)
+    with pytest.raises(AttributeError):
+        point.z = 1
+    second = Notebook()
+    second.run(SLOTTED)
+    assert type(second.output(ran, "b")) is second["Below"]

@@ -16,9 +16,9 @@ import pytest
 
 from clusterkernel.errors import SpecError
 from clusterkernel.fields import build
-from clusterkernel.formats import sbatch
-from clusterkernel.formats.sbatch_directives import directives
-from clusterkernel.formats.sbatch_options import gres_gpus, parse, quote
+from clusterkernel.formats.sbatch import writer as sbatch
+from clusterkernel.formats.sbatch.directives import directives
+from clusterkernel.formats.sbatch.options import gres_gpus, parse, quote
 from clusterkernel.spec import JobSpec, Recovery, Schedule
 from clusterkernel.units import GpuRequest
 

@@ -20,6 +20,7 @@ from clusterkernel.backends.slurm.refusals import refusal
 from clusterkernel.backends.slurm.states import Record, explain, judge
 from clusterkernel.errors import BackendError, BackendUnavailable, SpecError
 from clusterkernel.spec import Array, JobSpec, Schedule
+from tests.unit.making import until
 
 
 class Canned:
@@ -151,11 +152,15 @@ def test_a_command_that_hangs_ends_with_all_it_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     with pytest.raises(BackendUnavailable, match=r"did not answer within 0\.5 s"):
         LocalTransport().query("sh", "-c", f"sleep 60 & echo $! >{pids}; sleep 60", timeout=0.5)
-    pid = int(pids.read_text())
-    try:
-        assert Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "Z"
-    except FileNotFoundError:
-        pass  # gone altogether
+    stat = Path(f"/proc/{int(pids.read_text())}/stat")
+
+    def ended() -> bool:
+        try:
+            return stat.read_text().rpartition(") ")[2][0] == "Z"  # where nobody takes it over
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+
+    until(ended, "the end of what it started")
 
 
 def test_a_command_that_is_not_there_is_unavailable() -> None:

@@ -15,7 +15,7 @@ from clusterkernel.backends.slurm.environment import which_cluster
 from clusterkernel.backends.slurm.poll import Poller
 from clusterkernel.backends.slurm.submit import Submitter, launch_line, script_text
 from clusterkernel.errors import BackendError, BackendUnavailable
-from clusterkernel.formats import sbatch
+from clusterkernel.formats.sbatch import writer as sbatch
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot, default_root
 from clusterkernel.records import JobRecord, PayloadSummary, Submission

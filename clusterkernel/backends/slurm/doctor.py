@@ -17,9 +17,9 @@ from typing import Final
 from clusterkernel.backends.base import Check
 from clusterkernel.backends.slurm.commands import Answer, Transport
 from clusterkernel.errors import BackendUnavailable, JobRootError
-from clusterkernel.formats.sbatch import log_pattern
-from clusterkernel.formats.sbatch_directives import placement
-from clusterkernel.formats.sbatch_options import quote
+from clusterkernel.formats.sbatch.directives import placement
+from clusterkernel.formats.sbatch.options import quote
+from clusterkernel.formats.sbatch.writer import log_pattern
 from clusterkernel.jobroot import JobRoot
 from clusterkernel.spec import JobSpec
 

@@ -11,7 +11,7 @@ from clusterkernel.advice.base import Facts
 from clusterkernel.backends.slurm import tables
 from clusterkernel.backends.slurm.commands import Transport
 from clusterkernel.errors import BackendUnavailable
-from clusterkernel.formats import sbatch_values
+from clusterkernel.formats.sbatch import values as sbatch_values
 from clusterkernel.spec import JobSpec
 
 __all__ = ["gather"]

@@ -17,7 +17,7 @@ _TAIL: Final = 4096
 
 
 class ShellRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the batch shell wrote at its end (see `clusterkernel.formats.sbatch`)."""
+    """What the batch shell wrote at its end (see `clusterkernel.formats.sbatch.writer`)."""
 
     phase: str
     exit_code: int

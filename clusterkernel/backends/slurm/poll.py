@@ -33,8 +33,8 @@ from clusterkernel.backends.slurm.records import (
 )
 from clusterkernel.backends.slurm.states import Record, Verdict, judge
 from clusterkernel.errors import BackendUnavailable
-from clusterkernel.formats.sbatch import clean_name
-from clusterkernel.formats.sbatch_directives import may_requeue
+from clusterkernel.formats.sbatch.directives import may_requeue
+from clusterkernel.formats.sbatch.writer import clean_name
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.records import Submission
 from clusterkernel.states import JobState

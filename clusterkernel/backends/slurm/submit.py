@@ -17,8 +17,9 @@ from clusterkernel.backends.slurm.poll import owns
 from clusterkernel.backends.slurm.records import SEPARATOR, SQUEUE, comment, read_comment, read_squeue
 from clusterkernel.backends.slurm.refusals import refusal, waits
 from clusterkernel.errors import BackendUnavailable, ClusterKernelError, LimitReached
-from clusterkernel.formats import sbatch
-from clusterkernel.jobfolder import JobFolder, write_atomic
+from clusterkernel.formats.sbatch import writer as sbatch
+from clusterkernel.files import write_atomic
+from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
 from clusterkernel.records import JobRecord, Submission
 

@@ -1,0 +1,1 @@
+"""axolotl's cloud YAML: Modal and Baseten."""

@@ -1,0 +1,1 @@
+"""What runs inside a container: its image and its script."""

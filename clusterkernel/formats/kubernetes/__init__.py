@@ -1,0 +1,1 @@
+"""Kubernetes manifests: Job, JobSet, PyTorchJob, TrainJob."""

@@ -1,0 +1,202 @@
+"""Manifests as YAML: written so that every reader takes text for text, read with the line of each value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import yaml
+
+from clusterkernel.errors import SpecError
+
+__all__ = ["Tree", "dump", "load"]
+
+_NODES: Final = 20_000
+_DEPTH: Final = 60
+_SIZE: Final = 4 << 20
+# Kubernetes reads YAML with another library than ours, to which 1e3 is a number and y is true.
+_PLAIN: Final = re.compile(r"[A-Za-z/](?:[\w./-]*[\w/])?|[A-Za-z][\w./-]*/[\w./:-]*\w", re.ASCII)
+_WORDS: Final = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
+
+
+# -- writing ----------------------------------------------------------------------
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    if "\n" in text.rstrip("\n"):
+        style: str | None = "|"
+    elif _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
+        style = None
+    else:
+        style = '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def dump(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Documents as one text."""
+    parts = [
+        yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000) for document in documents
+    ]
+    return "---\n".join(parts)
+
+
+# -- reading ----------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """Stops early at what is no manifest any more."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._count = 0
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self._count += 1
+        self._depth += 1
+        if self._count > _NODES or self._depth > _DEPTH:
+            raise SpecError("The manifest is too large or too deeply nested.", hint="Is it the right file?")
+        if self.check_event(yaml.AliasEvent):
+            line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
+            raise SpecError(f"The manifest has an alias on line {line}.", hint="Write its value out.")
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
+class Tree:
+    """A part of a manifest: its plain value, its lines, and which of its values were taken.
+
+    Parameters
+    ----------
+    value : object
+        What YAML makes of it.
+    path : str
+        ``spec.template.spec``.
+    lines : dict
+        Path of each value -> its line.
+    taken : set
+        Paths that were taken, shared by the whole document.
+    """
+
+    def __init__(self, value: Any, path: str, lines: dict[str, int], taken: set[str]) -> None:
+        self.value = value
+        self.path = path
+        self._lines = lines
+        self._taken = taken
+
+    def at(self, *keys: str | int) -> Tree:
+        """A part below; its value is None where there is none."""
+        value, path = self.value, self.path
+        for key in keys:
+            if isinstance(key, int):
+                value = value[key] if isinstance(value, list) and key < len(value) else None
+                path = f"{path}[{key}]"
+            else:
+                value = value.get(key) if isinstance(value, dict) else None
+                path = join(path, key)
+        return Tree(value, path, self._lines, self._taken)
+
+    def items(self) -> list[Tree]:
+        """The items of a list; none where it is no list."""
+        return [self.at(number) for number in range(len(self.value))] if isinstance(self.value, list) else []
+
+    def pairs(self) -> list[tuple[str, Tree]]:
+        """The keys of a mapping and what they hold; none where it is no mapping."""
+        return [(str(key), self.at(key)) for key in self.value] if isinstance(self.value, dict) else []
+
+    def take(self) -> Any:
+        """The value, which counts as taken with all that is below it."""
+        self._taken.add(self.path)
+        return self.value
+
+    @property
+    def line(self) -> int | None:
+        """The line of the key or item."""
+        return self._lines.get(self.path)
+
+    def left(self) -> Iterator[Tree]:
+        """The leaves that nobody took."""
+        if self.path in self._taken:
+            return
+        below = [part for _, part in self.pairs()] or self.items()
+        if not below:
+            yield self
+        for part in below:
+            yield from part.left()
+
+
+def join(path: str, key: str) -> str:
+    """The path of a key below a path; a key that has dots itself stands in brackets."""
+    if "." in key or "/" in key:
+        return f"{path}[{key}]"
+    return f"{path}.{key}" if path else key
+
+
+def load(text: str, where: str) -> list[Tree]:
+    """The documents of a manifest.
+
+    Raises
+    ------
+    SpecError
+        It is no YAML, too large, has aliases, or sets a key twice.
+    """
+    if len(text) > _SIZE:
+        raise SpecError(f"{where} is too large for a manifest.", hint="Is it the right file?")
+    loader: _Loader | None = None
+    trees = []
+    try:
+        loader = _Loader(text)  # it looks at all characters at once
+        while loader.check_node():
+            node = loader.get_node()
+            assert node is not None
+            lines: dict[str, int] = {}
+            _note(node, "", lines, where)
+            value = loader.construct_document(node)
+            if value is not None:
+                trees.append(Tree(value, "", lines, set()))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f" on line {mark.line + 1}" if mark else ""
+        raise SpecError(f"{where} is no valid YAML{line}: {error.problem or error.context}.") from None
+    except yaml.YAMLError as error:
+        raise SpecError(f"{where} is no valid YAML: {' '.join(str(error).split())}.") from None
+    except ValueError as error:
+        if isinstance(error, SpecError):
+            raise
+        raise SpecError(f"{where} holds a value that YAML cannot read: {error}.", hint="Quote it.") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+    return trees
+
+
+def _note(node: yaml.Node, path: str, lines: dict[str, int], where: str) -> None:
+    lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            name = str(key.value)
+            below = join(path, name)
+            if below in lines:
+                raise SpecError(
+                    f"{where} sets {below} on line {lines[below]} and again on line {key.start_mark.line + 1}.",
+                    hint="Keep one of them: Kubernetes refuses both.",
+                )
+            lines[below] = key.start_mark.line + 1
+            _note(value, below, lines, where)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, item in enumerate(node.value):
+            lines[f"{path}[{number}]"] = item.start_mark.line + 1
+            _note(item, f"{path}[{number}]", lines, where)

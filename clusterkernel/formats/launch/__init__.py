@@ -1,0 +1,1 @@
+"""Launch lines: srun, torchrun, accelerate, deepspeed, axolotl, container runtimes."""

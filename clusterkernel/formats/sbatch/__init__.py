@@ -1,0 +1,1 @@
+"""sbatch scripts, as the real sbatch reads them."""

@@ -1,0 +1,496 @@
+"""What the lines of a batch script do: variables, setup, where it goes, and what it launches."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from clusterkernel.errors import FormatError
+from clusterkernel.formats import secrets
+from clusterkernel.formats.launch.lines import Launch, is_launch, take_apart
+from clusterkernel.formats.model import How, SourceField
+from clusterkernel.formats.sbatch.steps import RETRY
+from clusterkernel.formats.shell.values import Variables, Word, assignment, names_in
+from clusterkernel.formats.shell.words import Kind, Statement, statements
+
+__all__ = ["Body", "Found", "read"]
+
+_MEETING_NAME: Final = re.compile(
+    r"(MASTER|MAIN|HEAD|PRIMARY|RDZV|RENDEZVOUS|MAIN_PROCESS|LEADER|COORDINATOR|CHIEF)(_?NODE)?"
+    r"(_?(ADDR|ADDRESS|IP|HOST|HOSTNAME|PORT|ENDPOINT|NODE|ID))*(_IP|_ADDR)?",
+    re.IGNORECASE,
+)
+_MEETING_TEXT: Final = re.compile(
+    r"SLURM_(JOB_|STEP_)?NODELIST|SLURM_LAUNCH_NODE_IPADDR|SLURM_SRUN_COMM_HOST|scontrol\s+show\s+host"
+)
+_LAUNCHES: Final = re.compile(
+    r"(?:^|[\s;&|({\"'`])(srun|mpirun|mpiexec|torchrun|deepspeed|accelerate\s+launch|axolotl\s+\w+"
+    r"|torch\.distributed\.(?:run|launch))(?=\s)",
+    re.MULTILINE,
+)
+_ONLY_SLURM: Final = re.compile(r"(?:^|[\s;&|(`])(scontrol|squeue|sinfo|sacct|scancel|sbcast|sbatch|sstat)(?=\s)")
+_MUST: Final = re.compile(r"\$\{(\w+):?\?[^{}]*\}", re.ASCII)
+_DEFAULT: Final = re.compile(r"\$\{(\w+):?=([^{}]*)\}", re.ASCII)
+_DERIVED: Final = "Where the nodes meet is derived inside the job."
+#: Behind a command that may fail; no word of a person's.
+_OR_TRUE: Final = ("||", "true")
+_EXPORTS: Final = frozenset({"export", "declare", "typeset", "readonly", "local"})
+#: Of no use behind the last launch, since a script ends there anyway.
+_ENDS: Final = frozenset({"wait", "exit", "echo", "date", "printf", ":", "true"})
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A launch, and where it stands."""
+
+    launch: Launch
+    line: int
+    text: str
+    background: bool
+    may_fail: bool
+
+
+class Body(msgspec.Struct, kw_only=True):
+    """All that the lines say.
+
+    Attributes
+    ----------
+    env : dict
+        Variables that the script exports, with their literal values.
+    secrets : list of str
+        Names.
+    setup : list of str
+        Lines that prepare.
+    parts : list
+        Launches, and texts of several lines that run on the first node, in their order.
+    workdir : str
+        Where it goes.
+    attempts : int
+        How often it may start in all, where it queues itself again.
+    backoff : int
+        Seconds before another start.
+    meeting : set of str
+        Variables that say where the nodes meet.
+    rows : list of SourceField
+        One for each line.
+    """
+
+    env: dict[str, str] = {}
+    secrets: list[str] = []
+    setup: list[str] = []
+    parts: list[Found | str] = []
+    workdir: str = ""
+    attempts: int = 1
+    backoff: int = 0
+    meeting: set[str] = set()
+    rows: list[SourceField] = []
+
+
+def read(
+    text: str, *, name: str, first_line: int, values: Mapping[str, str], chdir: str = ""
+) -> tuple[Body, Variables]:
+    """Go through the lines of a script.
+
+    Parameters
+    ----------
+    text : str
+        The script.
+    name : str
+        What errors call it.
+    first_line : int
+        The number of its first line.
+    values : mapping
+        Variables that a person gave.
+    chdir : str
+        Where Slurm starts it.
+
+    Raises
+    ------
+    FormatError
+        Its syntax is wrong, or what it launches cannot be told.
+    """
+    walker = _Walker(name, values, chdir)
+    walker.walk(statements(text, name=name, first_line=first_line))
+    return walker.body, walker.variables
+
+
+class _Walker:
+    def __init__(self, name: str, values: Mapping[str, str], chdir: str) -> None:
+        self._name = name
+        self._chdir = chdir
+        self.variables = Variables(values)
+        self.body = Body(env={}, secrets=[], setup=[], parts=[], meeting=set(), rows=[])
+        self._assigned: dict[str, str] = {}  # not exported, and so far not needed in a line
+        self._launched = False
+
+    def walk(self, found: Sequence[Statement]) -> None:
+        """All statements, chain by chain."""
+        chain: list[Statement] = []
+        for statement in found:
+            if chain and not statement.before:
+                self._chain(chain)
+                chain = []
+            chain.append(statement)
+        if chain:
+            self._chain(chain)
+
+    def _row(self, line: int, key: str, value: str, field: str | None, how: How = How.EXACT, why: str = "") -> None:
+        self.body.rows.append(SourceField(key, secrets.shown(value), line, field, how, why))
+
+    # -- chains -----------------------------------------------------------------------
+
+    def _chain(self, chain: Sequence[Statement]) -> None:
+        """What is joined by && and the like."""
+        operators = {statement.before for statement in chain[1:]}
+        if any(statement.kind is Kind.BLOCK for statement in chain):
+            self._opaque(chain)
+        elif operators == {"||"} and chain[0].words[:1] == ("cd",) and chain[1].words[:1] == ("exit",):
+            self._simple(chain[0])
+        elif operators <= {"&&"}:
+            for statement in chain:
+                self._simple(statement)
+        elif not any(self._launches(statement) for statement in chain):
+            self._opaque(chain)
+        elif self._launches(chain[0]) and not any(self._launches(statement) for statement in chain[1:]):
+            if operators == {"||"} and chain[-1].words in (("true",), (":",)):
+                chain = [msgspec.structs.replace(chain[0], words=(*chain[0].words, *_OR_TRUE))]
+            self._simple(chain[0])
+            for statement in chain[1:]:
+                key = f"{statement.before} {statement.words[0] if statement.words else ''}".strip()
+                if statement.before == "|":
+                    why = "The platform keeps what the job prints."
+                    self._row(statement.line, key, statement.text, None, How.DROPPED, why)
+                else:
+                    self._row(statement.line, key, statement.text, None, why="A job ends where its step fails.")
+        else:
+            self._refuse(chain)
+
+    def _launches(self, statement: Statement) -> bool:
+        return statement.kind is Kind.SIMPLE and is_launch(self.variables.words(statement.words[:4]))
+
+    def _refuse(self, chain: Sequence[Statement]) -> None:
+        raise FormatError(
+            f"{self._name}, line {chain[0].line}: what is launched there depends on what runs before it.",
+            hint="Write the launch as a line of its own.",
+        )
+
+    def _opaque(self, chain: Sequence[Statement]) -> None:
+        """Lines that are passed on as they are, since only a shell knows what they do."""
+        text = _joined(chain)
+        if launch := _LAUNCHES.search(_without_substitutions(text)):
+            called = " ".join(launch[1].split())
+            raise FormatError(
+                f"{self._name}, line {chain[0].line}: {called} stands in a condition, a loop or a function, "
+                "so that what is launched is known only while it runs.",
+                hint="Write the launch as a line of its own.",
+            )
+        self._pass_on(chain[0].line, text, key=text.split(None, 1)[0])
+
+    def _pass_on(self, line: int, text: str, *, key: str) -> None:
+        hidden = self._hide(text, line, quoted=False)
+        names = names_in(hidden)
+        if key in ("echo", "printf") and any(_several(self._assigned.get(name, "")) for name in names):
+            self._row(line, key, text, None, How.CHANGED, "It only prints what is launched.")
+            return
+        self._need(names)
+        if self.body.meeting.intersection(names) and key in ("echo", "printf", "export"):
+            self._row(line, key, text, None, How.CHANGED, _DERIVED)
+            return
+        how, why = How.EXACT, ""
+        if only := _ONLY_SLURM.search(hidden):
+            how, why = How.CHANGED, f"Only Slurm has {only[1]}."
+        field = self._keep(hidden)
+        shown = hidden if len(hidden) <= 120 else hidden[:117] + "..."
+        self._row(line, key, shown, field, how, why)
+
+    def _keep(self, text: str) -> str:
+        """Put a line to the others; those that fill several lines, and all behind them, are a step of their own."""
+        parts = self.body.parts
+        if not parts and text.replace("\t", " ").isprintable():
+            self.body.setup.append(text)
+            return f"setup.{len(self.body.setup) - 1}"
+        if parts and isinstance(parts[-1], str):
+            parts[-1] += "\n" + text
+        else:
+            parts.append(text)
+        return f"program.steps.{len(parts) - 1}"
+
+    def _need(self, names: Sequence[str]) -> None:
+        """Keep the assignments that a line which is passed on reads, each behind those that it reads itself."""
+        found: list[str] = []
+        todo = [name for name in names if name in self._assigned]
+        while todo:
+            name = todo.pop()
+            if (line := self._assigned.pop(name, None)) is not None:
+                found.append(line)
+                todo += [other for other in names_in(line) if other in self._assigned]
+        for line in reversed(found):
+            self._keep(line)
+
+    # -- simple commands --------------------------------------------------------------
+
+    def _simple(self, statement: Statement) -> None:
+        raw = statement.words
+        self.variables.place = f"{self._name}, line {statement.line}"
+        if not raw:
+            self._pass_on(statement.line, statement.text, key=statement.text.split(None, 1)[0])
+        elif all(assignment(word) for word in raw):
+            for word in raw:
+                self._assign(word, statement.line, exported=False)
+        elif raw[0] in _EXPORTS and (raw[0] == "export" or self._exports(raw)):
+            self._export(statement)
+        elif raw[0] == "cd" and len(raw) == 2:
+            self._cd(statement)
+        elif self._launches(statement):
+            self._launch(statement)
+        else:
+            self._other(statement)
+
+    @staticmethod
+    def _exports(raw: Sequence[str]) -> bool:
+        return raw[0] in ("declare", "typeset") and any(word.startswith("-") and "x" in word for word in raw[1:])
+
+    def _other(self, statement: Statement) -> None:
+        raw = statement.words
+        if self.body.parts and raw[0] in _ENDS and self._launched:
+            self._row(statement.line, raw[0], statement.text, None, why="A job ends behind its last step.")
+            return
+        if raw[0] == ":" and (must := [found for word in raw[1:] for found in _MUST.findall(word)]):
+            for name in must:
+                if secrets.is_name(name):
+                    self._secret(name, statement.line, f": ${{{name}:?}}", "It has to be set, and is a secret.")
+            if all(secrets.is_name(name) for name in must):
+                return
+        if raw[0] == ":":
+            self._defaults(statement)
+        if raw[0] == "trap" and (again := RETRY.fullmatch(statement.text)):
+            self.body.attempts, self.body.backoff = int(again[1]) + 1, int(again[2] or 0)
+            self._row(statement.line, "trap", f"{self.body.attempts} starts in all", "attempts")
+            if self.body.backoff:
+                self._row(statement.line, "trap", f"sleep {self.body.backoff}", "backoff")
+            return
+        if raw[0] in _EXPORTS:
+            for word in raw[1:]:
+                if (found := assignment(word)) and secrets.is_name(found[0]):
+                    self._assign(word, statement.line, exported=True)
+                    return
+        self._pass_on(statement.line, self._hidden_words(statement), key=raw[0])
+
+    def _defaults(self, statement: Statement) -> None:
+        """``: "${DATA:=/data}"`` sets a variable that nobody has set."""
+        for name, default in _DEFAULT.findall(" ".join(statement.words)):
+            if self.variables.get(name) is None and (value := self.variables.value(f'"{default}"')) is not None:
+                self.variables.set(name, value)
+                why = "The shell that calls sbatch may set it; this is what the script has otherwise."
+                self.body.rows.append(
+                    SourceField(f"${name}", secrets.shown(value), statement.line, None, How.ASSUMED, why)
+                )
+
+    def _cd(self, statement: Statement) -> None:
+        raw = statement.words[1]
+        if re.fullmatch(r'"?\$\{?SLURM_SUBMIT_DIR\}?"?/?', raw):
+            self._row(statement.line, "cd", raw, None, why="A job starts in the folder that it is sent from.")
+            return
+        value = self.variables.value(raw)
+        if value is None or self._launched or not value or not value.isprintable():
+            self._pass_on(statement.line, statement.text, key="cd")
+            return
+        place = value if value.startswith(("/", "~")) else posixpath.join(self.body.workdir or self._chdir, value)
+        self.body.workdir = posixpath.normpath(place)
+        self._row(statement.line, "cd", value, "workdir")
+
+    # -- variables --------------------------------------------------------------------
+
+    def _export(self, statement: Statement) -> None:
+        for word in statement.words[1:]:
+            if word.startswith("-"):
+                if word == "-n" or word == "-f":
+                    self._pass_on(statement.line, statement.text, key="export")
+                    return
+                continue
+            if assignment(word):
+                self._assign(word, statement.line, exported=True)
+                continue
+            name = word
+            if secrets.is_name(name):
+                self._secret(name, statement.line, f"export {name}", "A secret is named, and never passed on.")
+            elif name in self.body.meeting:
+                self._row(statement.line, f"export {name}", "", None, How.CHANGED, _DERIVED)
+            elif (value := self.variables.get(name)) is not None and _fits(value):
+                self._assigned.pop(name, None)
+                self.body.env[name] = value
+                self._row(statement.line, f"export {name}", value, f"env.{name}")
+            else:
+                self._pass_on(statement.line, f"export {name}", key="export")
+
+    def _assign(self, word: str, line: int, *, exported: bool) -> None:
+        found = assignment(word)
+        assert found is not None
+        name, raw, added = found
+        key = f"export {name}" if exported else name
+        if raw.startswith("("):
+            self._array(name, raw, word, line, added)
+            return
+        value = None if added else self.variables.value(raw)
+        if added and (old := self.variables.get(name)) is not None and (new := self.variables.value(raw)) is not None:
+            value = old + new
+        if secrets.is_name(name) and value != "":
+            clear = value is not None and "$" not in raw
+            why = "A secret in the clear became a name" if clear else "A secret is taken by its name"
+            self._secret(name, line, key, f"{why}: %cluster_secret set {name} keeps its value.")
+            self.variables.set(name, None)
+            return
+        if value is not None and secrets.is_value(value):
+            self._secret(name, line, key, f"It has the form of a key: %cluster_secret set {name} keeps its value.")
+            self.variables.set(name, None)
+            return
+        if self._meets(name, raw):
+            self.body.meeting.add(name)
+            self.variables.set(name, None)
+            self._row(line, key, raw, None, How.CHANGED, _DERIVED)
+            return
+        partly = value is None and not added and self.variables.set_partly(name, raw)
+        if value is not None or not partly:
+            self.variables.set(name, value)
+        if exported and value is not None and _fits(value):
+            self.body.env[name] = value
+            how, why = How.EXACT, ""
+            if "$" in raw:
+                why = "Its variables stand there with their values."
+            self._row(line, key, value, f"env.{name}", how, why)
+        elif (exported and not (partly and _several(raw))) or (value is None and not partly):
+            self._pass_on(line, f"export {word}" if exported else word, key=key)
+        else:
+            self._assigned[name] = f"export {word}" if exported else word
+            self._row(line, key, raw if value is None else value, None, why="Its value stands wherever it is used.")
+
+    def _array(self, name: str, raw: str, word: str, line: int, added: bool) -> None:
+        if self._meets(name, raw):
+            self.body.meeting.add(name)
+            self._row(line, name, raw, None, How.CHANGED, _DERIVED)
+            return
+        inner = statements(raw[1:-1], name=self._name, first_line=line)
+        if any(one.kind is not Kind.SIMPLE or one.redirects or one.before or one.background for one in inner):
+            self._pass_on(line, word, key=name)
+            return
+        words = self.variables.words(part for one in inner for part in one.words)
+        old = self.variables.copy_of(name) if added else None
+        self.variables.set(name, [*(old or []), *words])
+        self._assigned[name] = f"{name}{'+' * added}=({' '.join(item.shell for item in words)})"
+        self._row(line, name, " ".join(item.shell for item in words), None, why="Its words stand where they are used.")
+
+    def _meets(self, name: str, raw: str) -> bool:
+        """Whether a variable says where the nodes meet."""
+        if _MEETING_TEXT.search(raw):
+            return True
+        if self.body.meeting.intersection(names_in(raw)) and not _several(raw):
+            return True
+        return bool(_MEETING_NAME.fullmatch(name)) and name.upper() not in ("MAIN", "HEAD", "PRIMARY", "LEADER")
+
+    # -- secrets ----------------------------------------------------------------------
+
+    def _secret(self, name: str, line: int, key: str, why: str) -> None:
+        if name not in self.body.secrets:
+            self.body.secrets.append(name)
+        self.body.rows.append(SourceField(key, secrets.HIDDEN, line, f"secrets.{name}", How.CHANGED, why))
+
+    def _hide(self, text: str, line: int, *, quoted: bool) -> str:
+        """A text in which the names of keys stand for them."""
+        for form in dict.fromkeys(secrets.found(text)):
+            name = secrets.name_for(form)
+            self._secret(name, line, "a key in the clear", f"It became a name: %cluster_secret set {name} keeps it.")
+            text = text.replace(form, f"${name}" if quoted else f"${{{name}}}")
+        return text
+
+    def _hidden_words(self, statement: Statement) -> str:
+        """A command without the secrets in its words."""
+        words = [Word(word, self.variables.value(word)) for word in statement.words]
+        hidden = self.hide_words(words, statement.line)
+        if all(new is old for new, old in zip(hidden, words, strict=True)):
+            return statement.text
+        return " ".join([*(word.shell for word in hidden), *statement.redirects])
+
+    def hide_words(self, words: Sequence[Word], line: int) -> list[Word]:
+        """Words in which the names of secrets stand for them."""
+        found: list[Word] = []
+        option = ""
+        command = posixpath.basename(words[0].text) if words else ""
+        for word in words:
+            value = word.value
+            if value is None:
+                hidden = self._hide(word.shell, line, quoted=True) if secrets.is_value(word.shell) else word.shell
+                found.append(word if hidden == word.shell else Word(hidden, None))
+                option = ""
+                continue
+            name, equals, given = value.partition("=") if value.startswith("-") else (option, "=", value)
+            named = bool(name) and bool(equals) and bool(given) and secrets.is_name(name)
+            if named or secrets.is_value(value) or (command == "wandb" and secrets.is_wandb_key(value)):
+                what = given if named else next(iter(secrets.found(value)), value)
+                variable = secrets.name_for(what)
+                if variable == "SECRET" and name:
+                    variable = re.sub(r"\W+", "_", name.strip("-")).upper() or variable
+                why = f"A secret in the clear became a name: %cluster_secret set {variable} keeps its value."
+                self._secret(variable, line, name or command, why)
+                text = re.sub(r'([\\"$`])', r"\\\1", value).replace(what, f"${{{variable}}}")
+                found.append(Word(f'"{text}"', None))
+            else:
+                found.append(word)
+            option = value if value.startswith("-") and not equals else ""
+        return found
+
+    # -- launches ---------------------------------------------------------------------
+
+    def _launch(self, statement: Statement) -> None:
+        may_fail = statement.words[-2:] == _OR_TRUE
+        if may_fail:
+            statement = msgspec.structs.replace(statement, words=statement.words[:-2])
+        launch = take_apart(statement, self.variables, self._name)
+        line = statement.line
+        for text in launch.before:
+            self._pass_on(line, text, key=text.split(None, 1)[0])
+        for name, word in launch.env:
+            if secrets.is_name(name):
+                self._secret(name, line, name, f"A secret became a name: %cluster_secret set {name} keeps its value.")
+            elif self._meets(name, word.shell):
+                self._row(line, name, word.shell, None, How.CHANGED, _DERIVED)
+            elif word.value is not None and _fits(word.value):
+                self.body.env[name] = word.value
+                self._row(line, name, word.value, f"env.{name}", How.CHANGED, "It is set for all steps.")
+            else:
+                self._pass_on(line, f"export {name}={word.shell}", key=name)
+        launch.program = self.hide_words(launch.program, line)
+        for redirect in statement.redirects:
+            if redirect.startswith("<<<") or (redirect.startswith("<") and "\n" in redirect):
+                launch.program = [*launch.program, Word(redirect, None)]
+            elif "&1" in redirect or "&2" in redirect or "/dev/null" in redirect:
+                self._row(line, redirect, "", None, why="The platform keeps both streams.")
+            else:
+                self._row(line, redirect, "", None, How.DROPPED, "The platform keeps what the job prints.")
+        text = secrets.shown(statement.text)
+        self.body.parts.append(Found(launch, line, text, statement.background, may_fail))
+        self._launched = True
+
+
+def _several(raw: str) -> bool:
+    """Whether a raw value is a line of words, and not one."""
+    return bool(re.search(r"\s", _without_substitutions(raw.removeprefix("export ")).strip("'\" ")))
+
+
+def _fits(value: str) -> bool:
+    return "\0" not in value and not re.search("[\ud800-\udfff]", value)
+
+
+def _joined(chain: Sequence[Statement]) -> str:
+    text = chain[0].text
+    for statement in chain[1:]:
+        text += f" {statement.before} {statement.text}"
+    return text + (" &" if chain[-1].background else "")
+
+
+def _without_substitutions(text: str) -> str:
+    """A text without what only gives a value to a variable (``$(srun hostname)``), and without comments."""
+    text = re.sub(r"\$\((?:[^()]|\([^()]*\))*\)", "", text)
+    return re.sub(r"(?m)(^|\s)#.*$", r"\1", text)

@@ -1,0 +1,245 @@
+"""The lines of a batch script behind its directives: environment, setup, where the nodes meet, and the steps."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Final
+
+from clusterkernel.formats import secrets
+from clusterkernel.formats.launch.writer import Meeting, command_line
+from clusterkernel.formats.model import Program, Runs, Step
+from clusterkernel.formats.reporting import Report
+from clusterkernel.formats.sbatch.options import Option
+from clusterkernel.formats.shell.values import names_in
+from clusterkernel.spec import JobSpec, Launcher
+
+__all__ = ["ADDRESS", "PORT", "RETRY", "body", "retry"]
+
+#: The first node's own address: names of nodes do not resolve everywhere.
+ADDRESS: Final = (
+    'export MASTER_ADDR=$(scontrol show node "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"'
+    " | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')"
+)
+PORT: Final = "export MASTER_PORT=$((20000 + (SLURM_JOB_ID * 31 + ${SLURM_RESTART_COUNT:-0} * 7) % 12000))"
+#: What `retry` writes, for the reader.
+RETRY: Final = re.compile(
+    r"""trap 'ck_code=\$\?; if \[ "\$ck_code" -ne 0 \] && \[ "\$\{SLURM_RESTART_COUNT:-0\}" -lt (\d{1,3}) \]; then"""
+    r""" (?:sleep (\d{1,9}); )?scontrol requeue "\$SLURM_JOB_ID"; fi; exit "\$ck_code"' EXIT""",
+    re.ASCII,
+)
+_FILE: Final = re.compile(r"^(/|\./|\.\./|~|\$)|\.(sif|sqsh|simg|squashfs)$")
+
+
+def retry(attempts: int, backoff: int | None) -> str:
+    """A line by which a failed job queues itself again."""
+    pause = f"sleep {backoff}; " if backoff else ""
+    return (
+        f"""trap 'ck_code=$?; if [ "$ck_code" -ne 0 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {attempts - 1} ]; then"""
+        f""" {pause}scontrol requeue "$SLURM_JOB_ID"; fi; exit "$ck_code"' EXIT"""
+    )
+
+
+def body(spec: JobSpec, program: Program, options: Mapping[str, Option], report: Report) -> list[str]:
+    """All lines behind the directives, told to `report`."""
+    writer = _Writer(spec, program, options, report)
+    lines = ["", *writer.before(), *writer.steps()]
+    return lines if program.steps else [*lines, "# What runs was not said: write the command here."]
+
+
+class _Writer:
+    def __init__(self, spec: JobSpec, program: Program, options: Mapping[str, Option], report: Report) -> None:
+        self._spec = spec
+        self._program = program
+        self._options = options
+        self._report = report
+        self._image = spec.environment.image
+        self._container = next(iter(program.options.get("container", ("--apptainer",)))).removeprefix("--")
+        signal = options.get("signal")
+        who = (signal.value or "").partition(":")[0] if signal and ":" in (signal.value or "") else ""
+        self._waits = "B" in who  # a trap of the batch shell fires between commands, or in `wait`
+        self._signalled = signal is not None and not self._waits
+
+    # -- what comes first -------------------------------------------------------------
+
+    def before(self) -> list[str]:
+        """Environment, secrets, setup, and the working folder."""
+        spec, report = self._spec, self._report
+        environment = spec.environment
+        lines: list[str] = []
+        if spec.recovery.attempts > 1:
+            lines.append(retry(spec.recovery.attempts, spec.recovery.backoff))
+            report.exact("attempts", "trap ... EXIT", spec.recovery.attempts)
+            if spec.recovery.backoff:
+                report.exact("backoff", "sleep", spec.recovery.backoff)
+        named = list(environment.secrets)
+        for name, value in environment.env.items():
+            if secrets.is_name(name) or secrets.is_value(value):
+                named.append(name)
+                report.changed(f"env.{name}", name, secrets.HIDDEN, "It is a secret: the script takes it by its name.")
+                continue
+            lines.append(f"export {name}={shlex.quote(value)}")
+            report.exact(f"env.{name}", f"export {name}", value)
+        for name in named:
+            lines.append(f': "${{{name}:?is a secret: set it in the shell that calls sbatch}}"')
+            report.exact(f"secrets.{name}", f"${name}")
+        if chdir := self._chdir():
+            lines.append(chdir)
+        for number, line in enumerate(environment.setup):
+            lines.append(line)
+            report.exact(f"setup.{number}", "script", line)
+        if self._meets():
+            lines += ["# The nodes meet at the first one, at a port of this job.", ADDRESS, PORT]
+        for name in self._handed_on():
+            lines.append(f"export {name}")
+        if environment.interpreter:
+            if any(step.launched for step in self._program.steps):
+                report.exact("interpreter", "script", environment.interpreter)
+            else:
+                report.dropped("interpreter", "The command names its own.")
+        return lines
+
+    def _chdir(self) -> str:
+        workdir = self._spec.environment.workdir
+        given = self._options.get("chdir")
+        if workdir is None:
+            return ""
+        if given is not None and given.value == workdir:
+            self._report.exact("workdir", "--chdir", workdir)
+            return ""
+        self._report.exact("workdir", "cd", workdir)
+        plain = workdir if workdir.startswith("~") and shlex.quote(workdir[1:] or "x") == (workdir[1:] or "x") else ""
+        return f"cd {plain or shlex.quote(workdir)} || exit"
+
+    def _meets(self) -> bool:
+        steps = self._program.steps
+        named = any("MASTER_" in text for step in steps for text in (step.shell, *step.launcher_args))
+        many = any(step.runs is not Runs.HEAD for step in steps) and self._spec.resources.nodes > 1
+        ranks = self._spec.launcher is Launcher.NONE and any(self._tasks(step) > 1 for step in steps)
+        return named or many or ranks
+
+    def _handed_on(self) -> list[str]:
+        """Variables that a setup line sets and a step reads, and that nobody exports: a step is another process."""
+        lines = [*self._spec.environment.setup, *(step.shell for step in self._program.steps if step.name == "prepare")]
+        text = "\n".join(lines)
+        wanted = []
+        for step in self._program.steps:
+            for name in names_in(step.shell) if step.runs is not Runs.HEAD else []:
+                sets = re.search(rf"(?m)^\s*{name}\+?=(?!\()", text)
+                exported = re.search(rf"(?m)^\s*(export|declare -x)\s.*\b{name}\b", text)
+                if sets and not exported and name not in wanted:
+                    wanted.append(name)
+        return wanted
+
+    # -- steps ------------------------------------------------------------------------
+
+    def steps(self) -> list[str]:
+        """The steps, each told to the report."""
+        lines: list[str] = []
+        steps, report = self._program.steps, self._report
+        words = 0
+        for number, step in enumerate(steps):
+            last = number == len(steps) - 1
+            lines += self._step(step, last=last)
+            report.exact(f"program.steps.{number}", "script", step.shell)
+            for word in step.launcher_args:
+                report.exact(f"program.launcher_args.{words}", "script", word)
+                words += 1
+        spec = self._spec
+        if any(step.launched for step in steps):
+            report.exact("launcher", "script", spec.launcher.value)
+            report.exact("tasks_per_node", "script", spec.ranks_per_node)
+        if self._program.config:
+            report.exact("program.config", "script", self._program.config)
+        if self._image is not None and steps:
+            self._tell_container()
+        return lines
+
+    def _tell_container(self) -> None:
+        report, kind = self._report, self._container
+        key = "srun --container-image" if kind == "pyxis" else f"{kind} exec"
+        if "container" in self._program.options:
+            report.exact("image", key, self._image or "")
+            report.exact("program.options.container", key)
+        else:
+            why = "It is written for apptainer; a site with pyxis has srun --container-image."
+            report.changed("image", key, self._image or "", why)
+        for number, mount in enumerate(self._program.mounts):
+            report.exact(f"program.mounts.{number}", key, mount.text)
+
+    def _tasks(self, step: Step) -> int:
+        """Processes that srun starts for a step."""
+        nodes = self._spec.resources.nodes
+        if step.runs is Runs.HEAD:
+            return 1
+        return nodes if step.launched or step.runs is Runs.NODES else nodes * self._spec.ranks_per_node
+
+    def _step(self, step: Step, *, last: bool) -> list[str]:
+        spec = self._spec
+        meeting = Meeting("$SLURM_NODEID", "$MASTER_ADDR", "$MASTER_PORT", "$SLURM_JOB_ID")
+        command = command_line(spec, step, meeting)
+        if step.name.startswith("prepare") and step.runs is Runs.HEAD:
+            return command.splitlines()
+        inside = self._image is not None
+        tasks = self._tasks(step)
+        pyxis = inside and self._container == "pyxis"
+        srun = tasks > 1 or pyxis or (self._signalled and last)
+        if inside and not pyxis:
+            command = " ".join(self._apptainer()) + " " + _shielded(command, always=srun)
+        elif srun:
+            command = _shielded(command, always=False)
+        if srun:
+            command = " ".join([*self._srun(step, tasks, pyxis=pyxis), command])
+        if "\n" in command and not command.startswith(("srun ", "bash -c ")):
+            command = f"bash -c {shlex.quote(command)}"
+        if last and self._waits:
+            return [f"{command} &", "wait"]
+        return [command if last or command.endswith("|| true") else f"{command} || exit"]
+
+    def _srun(self, step: Step, tasks: int, *, pyxis: bool) -> list[str]:
+        spec, nodes = self._spec, self._spec.resources.nodes
+        words = ["srun", "--kill-on-bad-exit=1"]
+        if step.runs is Runs.HEAD:
+            words += ["--nodes=1", "--ntasks=1"]
+        else:
+            each = max(1, tasks // nodes)
+            words += [f"--nodes={nodes}", f"--ntasks={tasks}", f"--ntasks-per-node={each}"]
+            if each > spec.tasks_per_node:
+                words.append("--overcommit")
+        cpus = self._options.get("cpus-per-task")
+        if cpus is not None and cpus.value and step.runs is not Runs.HEAD:
+            words.append(f"--cpus-per-task={cpus.value}")  # since 22.05 srun no longer takes sbatch's
+        for option in self._program.options.get("srun", ()):
+            words.append(option if shlex.quote(option) == option or "$" in option else shlex.quote(option))
+            self._report.exact(f"program.options.srun.{option.lstrip('-').partition('=')[0]}", "srun", option)
+        if pyxis:
+            words.append(f"--container-image={_word(self._image or '')}")
+            if self._program.mounts:
+                words.append(f"--container-mounts={_word(','.join(mount.text for mount in self._program.mounts))}")
+        return words
+
+    def _apptainer(self) -> list[str]:
+        image = self._image or ""
+        place = image if _FILE.search(image) or "://" in image else f"docker://{image}"
+        words = [self._container if self._container in ("apptainer", "singularity") else "apptainer", "exec"]
+        if self._spec.resources.gpus_per_node:
+            words.append("--nv")
+        for mount in self._program.mounts:
+            words += ["--bind", _word(mount.text)]
+        return [*words, _word(place)]
+
+
+def _word(text: str) -> str:
+    """One word; variables in it are known inside the job."""
+    return '"' + re.sub(r'([\\"`])', r"\\\1", text) + '"' if "$" in text else shlex.quote(text)
+
+
+def _shielded(command: str, *, always: bool) -> str:
+    """A command as words that another program starts: by a shell of its own where it needs one."""
+    plain = not any(char in command for char in "|&;<>()\n") and not command.split("=", 1)[0].isidentifier()
+    inner = bool(re.search(r"\$\{?(SLURM_|MASTER_|RANK|LOCAL_RANK|NODE_RANK)", command))
+    if plain and not inner and (not always or "$" not in command):
+        return command
+    arguments = ' bash "$@"' if re.search(r"\$(\{?\d|[@*])", command) else ""
+    return f"bash -c {shlex.quote(command)}{arguments}"

@@ -1,0 +1,1 @@
+"""The shell's grammar, as far as batch scripts use it."""
