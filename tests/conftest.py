@@ -40,15 +40,3 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     for name in UNSET:
         monkeypatch.delenv(name, raising=False)
     return home
-
-
-# Their tests are not finished: `make test-full` runs them, and `make test` will once they are.
-UNFINISHED = ("faults", "isolation", "reconnect")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep what is not finished out of the run that every change must pass."""
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.relative_to(here).parts[0] in UNFINISHED:
-            item.add_marker(pytest.mark.full)

@@ -14,14 +14,15 @@ from pathlib import Path
 
 from tests.clusters.cluster import Options, SlurmCluster
 
-from . import convert, notebook, slurm
+from . import convert, deaths, notebook, slurm
 from .rows import Row, load
 
-ROWS: dict[str, Callable[[Path], Row]] = {
+ROWS: dict[str, Callable[[Path], Row | deaths.Table]] = {
     "load": notebook.load_extension,
     "submit": slurm.submit,
     "result": slurm.result,
     "array": slurm.array,
+    "deaths": deaths.deaths,
     "convert": convert.one,
     "convert-many": convert.many,
 }
