@@ -89,7 +89,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return list(__all__)  # for Tab: neither our modules nor what this file imports
 
 
 class _Package(types.ModuleType):

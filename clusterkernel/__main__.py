@@ -23,7 +23,7 @@ _FORMATS: Final = ", ".join(item.value for item in Format)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; gives the exit status."""
-    args = _parser().parse_args(argv)
+    args = _parser().parse_args(_with_values(sys.argv[1:] if argv is None else argv))
     try:
         return int(args.run(args))
     except ClusterKernelError as error:
@@ -32,6 +32,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return ERROR
+
+
+def _with_values(argv: Sequence[str]) -> list[str]:
+    """The words with ``--sbatch --mem=8G`` as one: argparse takes a value with a dash for an option."""
+    words = list(argv)
+    while "--sbatch" in words[:-1]:
+        at = words.index("--sbatch")
+        words[at : at + 2] = [f"--sbatch={words[at + 1]}"]
+    return words
 
 
 def _parser() -> argparse.ArgumentParser:

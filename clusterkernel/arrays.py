@@ -142,7 +142,10 @@ class JobArray(Sequence[Job]):
 
     @functools.cached_property
     def _payload(self) -> dict[str, Any]:
-        payload: dict[str, Any] = msgspec.json.decode((self.folder.payload / "payload.json").read_bytes())
+        try:
+            payload: dict[str, Any] = msgspec.json.decode((self.folder.payload / "payload.json").read_bytes())
+        except FileNotFoundError:  # its folder was removed: how its tasks ended is known all the same
+            return {}
         return payload
 
     @property

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from clusterkernel import advice
+from clusterkernel import advice, patience
 from clusterkernel.advice import axolotl_schema
 from clusterkernel.backends import registry
 from clusterkernel.errors import ClusterKernelError
 from clusterkernel.formats import sources
 from clusterkernel.formats.model import Format, Parsed
+from clusterkernel.paths import expand
 from clusterkernel.payload import yamltext
 from clusterkernel.spec import JobSpec
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "advise", "check", "facts_of", "of_payload", "schema_of"]
 
 COLUMNS: Final = ("level", "rule", "field", "message", "fix")
+# Seconds to wait for a cluster's facts where a person waits for something else.
+_PATIENCE: Final = 5.0
 _AXOLOTL: Final = re.compile(r"^base_model\s*:", re.MULTILINE)
 
 
@@ -110,8 +113,22 @@ def of_payload(spec: JobSpec, files: Mapping[str, object]) -> tuple[advice.Advic
         document, _ = yamltext.load(text, "config.yml")
         config = document if isinstance(document, dict) else None
     schema = schema_of(spec, cached_only=True) if config is not None else None
-    case = advice.Case(spec=spec, config=config, schema=schema, facts=facts_of(spec) or advice.Facts())
-    return advice.check_case(case, beyond_notes=True)
+    silent: tuple[advice.Advice, ...] = ()
+    try:
+        facts = patience.within(_PATIENCE, lambda: facts_of(spec))
+    except TimeoutError:
+        facts, silent = None, (_silent(spec),)
+    case = advice.Case(spec=spec, config=config, schema=schema, facts=facts or advice.Facts())
+    return silent + advice.check_case(case, beyond_notes=True)
+
+
+def _silent(spec: JobSpec) -> advice.Advice:
+    return advice.Advice(
+        level=advice.Level.INFO,
+        rule="platform-silent",
+        field="backend",
+        message=f"{spec.backend} does not answer; what the cluster would say was not looked at.",
+    )
 
 
 def facts_of(spec: JobSpec) -> advice.Facts | None:
@@ -133,8 +150,8 @@ def _config(parsed: Parsed, source: str | os.PathLike[str]) -> Mapping[str, Any]
     """The configuration of axolotl, where it lies where the job would find it."""
     if not parsed.program.config or "$" in parsed.program.config:
         return None
-    folder = Path.cwd() if isinstance(source, str) and "\n" in source else Path(source).expanduser().parent
     try:
+        folder = Path.cwd() if isinstance(source, str) and "\n" in source else expand(source, "source").parent
         path = (folder / (parsed.spec.environment.workdir or "") / parsed.program.config).expanduser()
         with open(path, "rb") as file:
             text = file.read(yamltext.SIZE_LIMIT + 1).decode("utf-8")

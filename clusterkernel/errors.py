@@ -284,6 +284,19 @@ class JobLost(JobError):
     code = "lost"
 
 
+# Of a value in an error.
+_LONGEST = 60
+
+
+def shown(value: object) -> str:
+    """A value as an error names it: text in quotes, cut where it is long; a value's own code may raise."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - anything
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint that names the nearest known word, or lists them all.
 
@@ -295,6 +308,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
     import difflib  # only where something is wrong: it costs 3 ms
 
     words = sorted(known)
-    if close := difflib.get_close_matches(word, words, n=1, cutoff=0.6):
+    if close := difflib.get_close_matches(str(word), words, n=1, cutoff=0.6):
         return f"Did you mean {close[0]}?"
     return f"Known: {', '.join(words)}." if words else ""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterkernel import arrays, fields, profiles, secretstore, submission
+from clusterkernel import arrays, fields, paths, profiles, secretstore, submission, units
 from clusterkernel.backends import registry
 from clusterkernel.backends.base import Plan
-from clusterkernel.errors import ClusterKernelError, PayloadError
+from clusterkernel.errors import BackendUnavailable, ClusterKernelError, PayloadError, SpecError, shown
 from clusterkernel.jobs import Job
 from clusterkernel.spec import JobSpec
 
@@ -48,12 +48,12 @@ class Executor(concurrent.futures.Executor):
     """
 
     def __init__(self, backend: str | None = None, *, profile: str | None = None, **wanted: object) -> None:
-        base = profiles.load(profile) if profile else profiles.default()
-        values = fields.merge(base.values, {**({"backend": backend} if backend else {}), **wanted})
+        base = profiles.load(profile) if profile is not None else profiles.default()
+        values = fields.merge(base.values, {**({"backend": backend} if backend is not None else {}), **wanted})
         origins = {name: where for name, where in base.origins.items() if name not in wanted}
         origins.update({name: name for name in wanted})
         self.spec: JobSpec = fields.build(values, origins=origins)
-        secretstore.refuse_in_script(self.spec.environment, field="env")
+        secretstore.refuse_in_script(self.spec, python=True)
         registry.get(self.spec.backend)
         self._submitted: list[Job] = []
         self._shut = False
@@ -66,21 +66,25 @@ class Executor(concurrent.futures.Executor):
             raise RuntimeError("cannot schedule new futures after shutdown")
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Job:
-        """Run ``fn(*args, **kwargs)``. Returns at once."""
+        """Run ``fn(*args, **kwargs)``. Returns at once; each call sends a job of its own."""
         from clusterkernel.payload import function
 
         self._check_open()
         _check_arguments(fn, args, kwargs)
-        return self._send(function.build(fn, args, kwargs, modules_root=Path.cwd()))
+        return self._send(function.build(fn, args, kwargs, modules_root=paths.working_folder()))
 
     def _send(self, artefact: Artefact, wanted: JobSpec | None = None) -> Job:
-        made = submission.submit(wanted or self.spec, artefact)
+        wanted = wanted or self.spec
+        made = submission.submit(wanted, _taking(artefact, wanted))
         assert isinstance(made, Job)
         self._submitted.append(made)
         return made
 
     def map_jobs(self, fn: Callable[[Any], Any], items: Iterable[Any], *, chunksize: int = 1) -> arrays.JobArray:
         """Run ``fn(item)`` for each item, as one array.
+
+        Each call sends anew, as `submit` does: only a cell attaches to a job that
+        does the same already. Keep the array's id; ``ck.job(id)`` finds it again.
 
         Parameters
         ----------
@@ -102,14 +106,13 @@ class Executor(concurrent.futures.Executor):
         try:
             todo = list(items)
         except TypeError:
-            raise PayloadError(f"items = {reprlib.repr(items)} cannot be gone through.", hint="Give a list.") from None
+            raise PayloadError(f"items = {shown(items)} cannot be gone through.", hint="Give a list.") from None
         if not todo:
             raise ClusterKernelError("map_jobs got no items.", hint="Give it at least one.")
         _check_arguments(fn, (todo[0],), {})
-        if chunksize < 1:
-            raise ClusterKernelError(f"chunksize = {chunksize} is out of range.", hint="Write 1 or more.")
-        artefact = function.build_map(fn, todo, chunksize=chunksize, modules_root=Path.cwd())
-        made = submission.submit(self.spec, artefact, tasks=-(-len(todo) // chunksize))
+        chunksize = units.parse_count(chunksize, field="chunksize", least=1)
+        artefact = function.build_map(fn, todo, chunksize=chunksize, modules_root=paths.working_folder())
+        made = submission.submit(self.spec, _taking(artefact, self.spec), tasks=-(-len(todo) // chunksize))
         assert isinstance(made, arrays.JobArray)
         self._submitted += made
         return made
@@ -117,7 +120,10 @@ class Executor(concurrent.futures.Executor):
     def map(
         self, fn: Callable[..., Any], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[Any]:
-        """As in the standard library, sent as one array. Abandoning the iterator cancels nothing."""
+        """As in the standard library, sent as one array, anew at each call. Abandoning the iterator cancels nothing."""
+        for one in iterables:
+            if not isinstance(one, Iterable):
+                raise PayloadError(f"{shown(one)} cannot be gone through.", hint="Give lists.")
         items = list(zip(*iterables, strict=False))
         if not items:
             return iter(())
@@ -129,7 +135,10 @@ class Executor(concurrent.futures.Executor):
         from clusterkernel.payload import command
 
         self._check_open()
-        return self._send(command.build([os.fspath(word) for word in argv] if not isinstance(argv, str) else argv))
+        words: Any = argv
+        if isinstance(words, Sequence) and not isinstance(words, str | bytes):
+            words = [os.fspath(word) if isinstance(word, os.PathLike) else word for word in words]
+        return self._send(command.build(words))
 
     def train(self, config: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> Job:
         """Train an axolotl configuration: preprocess, then train.
@@ -144,8 +153,12 @@ class Executor(concurrent.futures.Executor):
         from clusterkernel.payload import axolotl
 
         self._check_open()
+        if not isinstance(config, str | os.PathLike):
+            raise PayloadError(f"config = {shown(config)} is no path.", hint="Give the path of a YAML file.")
         wanted = axolotl.with_launcher(self.spec)
-        return self._send(axolotl.build(Path(config), overrides=overrides or {}, launcher=wanted.launcher), wanted)
+        return self._send(
+            axolotl.build(Path(os.fsdecode(config)), overrides=overrides or {}, launcher=wanted.launcher), wanted
+        )
 
     def plan(self) -> Plan:
         """What would be sent."""
@@ -165,15 +178,27 @@ class Executor(concurrent.futures.Executor):
         if cancel_futures:
             for job in self._submitted:
                 if not job.running():
-                    job.cancel()
+                    with contextlib.suppress(BackendUnavailable):  # the request stands, and is repeated
+                        job.cancel()
         if wait:
             for job in self._submitted:
                 job.wait()
         self._submitted.clear()
 
 
+def _taking(artefact: Artefact, wanted: JobSpec) -> Artefact:
+    """The payload with the files that go along."""
+    if not wanted.environment.files:
+        return artefact
+    from clusterkernel.payload import taken
+
+    return taken.with_files(artefact, wanted.environment)
+
+
 def plan(wanted: JobSpec) -> Plan:
     """What a backend would send for a spec, without sending it."""
+    if not isinstance(wanted, JobSpec):
+        raise SpecError(f"{shown(wanted)} is no JobSpec.", hint="Write ck.plan(executor.spec), or executor.plan().")
     complete = submission.complete(wanted, sending=False)
     return registry.get(complete.backend).plan(complete)
 
@@ -182,7 +207,8 @@ def _check_arguments(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
     """Refuse a call that cannot work before it waits in a queue for it."""
     if not callable(fn):
         raise PayloadError(
-            f"{type(fn).__name__} {reprlib.repr(fn)} is not a function.", hint="Write submit(fn, *args), without calling fn."
+            f"{type(fn).__name__} {shown(fn)} is not a function.",
+            hint="Write submit(fn, *args), without calling fn.",
         )
     from clusterkernel.payload import function
 

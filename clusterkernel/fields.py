@@ -88,9 +88,9 @@ def build(
     origins = origins or {}
     groups: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
-        if value is None or name in PSEUDO:
-            continue
         field = FIELDS.get(name)
+        if name in PSEUDO or (value is None and field is not None):
+            continue
         label = origins.get(name) or "--" + name.replace("_", "-")
         if field is None:
             known = nearest(name, [*FIELDS, *PSEUDO])
@@ -123,7 +123,7 @@ def _total_gpus(spec: JobSpec, values: Mapping[str, object], origins: Mapping[st
             hint="Keep one: --gpus is the job's total, --gpus-per-node that of each node.",
         )
     nodes = spec.resources.nodes
-    total = units.parse_gpus(str(values["gpus"]), field=label, most=1024 * nodes)
+    total = units.parse_gpus(fieldtext.as_text(values["gpus"]), field=label, most=1024 * nodes)
     if total is None:
         each = None
     elif total.count % nodes:

@@ -11,11 +11,12 @@ from typing import Any, Final
 import msgspec
 
 from clusterkernel import units
-from clusterkernel.errors import SpecError, nearest
+from clusterkernel.errors import SpecError, nearest, shown
 from clusterkernel.spec import Launcher, Volume
 
-__all__ = ["Field", "items", "options", "parse", "plain", "write"]
+__all__ = ["Field", "as_text", "items", "options", "parse", "plain", "write"]
 
+_VARIABLE: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 # No environment, and no JSON, can hold these.
 _UNSENDABLE: Final = re.compile("[\0\ud800-\udfff]")
 # No line of a script should: control characters but the tab, and all that ends a line.
@@ -81,7 +82,7 @@ def parse(field: Field, value: object, label: str) -> Any:
         case "time":
             return units.parse_duration(_text(value, label, bare="its unit"), field=label)
         case "gpus":
-            return value if isinstance(value, units.GpuRequest) else units.parse_gpus(str(value), field=label)
+            return value if isinstance(value, units.GpuRequest) else units.parse_gpus(as_text(value), field=label)
         case "count":
             return _number(field, value, label, int)
         case "number":
@@ -91,7 +92,9 @@ def parse(field: Field, value: object, label: str) -> Any:
         case "choice":
             text = value.value if isinstance(value, Launcher) else _text(value, label)
             if text not in field.choices:
-                raise SpecError(f"{label} = {text!r} is not known.", field=label, hint=nearest(text, field.choices))
+                raise SpecError(
+                    f"{label} = {shown(text)} is not known.", field=label, hint=nearest(text, field.choices)
+                )
             return Launcher(text)
         case "pairs":
             return _pairs(value, label)
@@ -106,22 +109,32 @@ def parse(field: Field, value: object, label: str) -> Any:
 
 def _text(value: object, label: str, *, bare: str = "") -> str:
     if isinstance(value, int | float) and not isinstance(value, bool) and bare:
-        return str(value)  # the unit's parser refuses it with the mend
+        return as_text(value)  # the unit's parser refuses it with the mend
     if not isinstance(value, str):
-        raise SpecError(f"{label} = {value!r} is not text.", field=label, hint="Write it in quotes.")
+        raise SpecError(f"{label} = {shown(value)} is not text.", field=label, hint="Write it in quotes.")
     if not value.strip():
         raise SpecError(f"{label} is empty.", field=label, hint="Leave it out, or give it a value.")
     if _UNWRITABLE.search(value):
         raise SpecError(
-            f"{label} = {value!r} holds a line break or another control character.",
+            f"{label} = {shown(value)} holds a line break or another control character.",
             field=label,
             hint="Write it on one line.",
         )
     return value
 
 
+def as_text(value: object) -> str:
+    """``str(value)``, and something else where it has none."""
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - a number of thousands of digits, or a value's own code
+        return shown(value)
+
+
 def _number(field: Field, value: object, label: str, kind: type) -> Any:
     try:
+        if isinstance(value, str) and not value.isascii():
+            raise ValueError  # Python reads the digits of all scripts
         if isinstance(value, bool) or (kind is int and isinstance(value, float) and not value.is_integer()):
             raise ValueError
         number = kind(value)
@@ -130,14 +143,16 @@ def _number(field: Field, value: object, label: str, kind: type) -> Any:
     except (TypeError, ValueError, OverflowError):
         wanted = "a whole number" if kind is int else "a number"
         raise SpecError(
-            f"{label} = {str(value)[:60]!r} is not {wanted}.", field=label, hint=f"Write it as {field.example or 1}."
+            f"{label} = {shown(as_text(value))} is not {wanted}.",
+            field=label,
+            hint=f"Write it as {field.example or 1}.",
         ) from None
     low, high = field.low, field.high
     if (low is not None and (number < low or (kind is float and number <= low))) or (
         high is not None and number > high
     ):
         span = f"above {low:g}" if kind is float else f"at least {low:g}" + (f", at most {high:g}" if high else "")
-        raise SpecError(f"{label} = {value!r} is out of range.", field=label, hint=f"Write a number {span}.")
+        raise SpecError(f"{label} = {shown(value)} is out of range.", field=label, hint=f"Write a number {span}.")
     return number
 
 
@@ -145,9 +160,9 @@ def _switch(value: object, label: str) -> bool:
     if isinstance(value, bool):
         return value
     words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-    if str(value).lower() in words:
-        return words[str(value).lower()]
-    raise SpecError(f"{label} = {value!r} is neither yes nor no.", field=label, hint="Write true or false.")
+    if (word := as_text(value).lower()) in words:
+        return words[word]
+    raise SpecError(f"{label} = {shown(value)} is neither yes nor no.", field=label, hint="Write true or false.")
 
 
 def items(value: object, label: str, *, split: str | None = None) -> list[object]:
@@ -159,34 +174,46 @@ def items(value: object, label: str, *, split: str | None = None) -> list[object
         It is neither text nor a list.
     """
     if not isinstance(value, str | Volume | Mapping | list | tuple):
-        raise SpecError(f"{label} = {value!r} is not text.", field=label, hint="Write it in quotes, or as a list.")
+        raise SpecError(f"{label} = {shown(value)} is not text.", field=label, hint="Write it in quotes, or as a list.")
     given: list[object] = [value] if isinstance(value, str | Volume | Mapping) else list(value)
     if split is None:
         return given
     parts: list[object] = []
     for item in given:
-        parts += [part.strip() for part in item.split(split) if part.strip()] if isinstance(item, str) else [item]
+        parts += _cut(item, split) if isinstance(item, str) else [item]
+    if given and not parts:
+        raise SpecError(f"{label} is empty.", field=label, hint="Leave it out, or give it a value.")
     return parts
+
+
+def _cut(text: str, separator: str) -> list[str]:
+    r"""The parts of a text, in which ``\,`` is a comma that separates nothing."""
+    parts = re.split(rf"(?<!\\){re.escape(separator)}", text)
+    return [part.strip().replace(f"\\{separator}", separator) for part in parts if part.strip()]
+
+
+def _whole(text: str) -> str:
+    return text.replace(",", "\\,")
 
 
 def _pairs(value: object, label: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     given = value.items() if isinstance(value, Mapping) else [_pair(item, label) for item in items(value, label)]
     for name, text in given:
-        if not str(name).replace("_", "a").isalnum() or str(name)[0].isdigit() or not str(name).isascii():
-            raise SpecError(f"{label}: {name!r} is not a variable's name.", field=label, hint="Write NAME=VALUE.")
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            raise SpecError(f"{label}: {shown(name)} is not a variable's name.", field=label, hint="Write NAME=VALUE.")
         if isinstance(text, bool) or not isinstance(text, str | int | float):
-            raise SpecError(f"{label}: {name} = {text!r} is not text.", field=label, hint="Write it in quotes.")
-        if _UNSENDABLE.search(str(text)):
+            raise SpecError(f"{label}: {name} = {shown(text)} is not text.", field=label, hint="Write it in quotes.")
+        if _UNSENDABLE.search(as_text(text)):
             raise SpecError(f"{label}: {name} holds a NUL or half a character.", field=label, hint="Take it out.")
-        pairs[str(name)] = str(text)
+        pairs[name] = as_text(text)
     return pairs
 
 
 def _pair(item: object, label: str) -> tuple[str, str]:
-    name, equals, text = str(item).partition("=")
-    if not equals or not isinstance(item, str):
-        raise SpecError(f"{label} = {item!r} has no value.", field=label, hint="Write NAME=VALUE.")
+    name, equals, text = item.partition("=") if isinstance(item, str) else ("", "", "")
+    if not equals:
+        raise SpecError(f"{label} = {shown(item)} has no value.", field=label, hint="Write NAME=VALUE.")
     return name, text
 
 
@@ -194,11 +221,11 @@ def _volume(item: object, label: str) -> Volume:
     if isinstance(item, Volume):
         return item
     if isinstance(item, Mapping) and set(item) == {"name", "mount"}:
-        name, mount = str(item["name"]), str(item["mount"])
+        name, mount = as_text(item["name"]), as_text(item["mount"])
     else:
-        name, _, mount = str(item).partition(":")
+        name, _, mount = as_text(item).partition(":")
     if not name or not mount.startswith("/"):
-        raise SpecError(f"{label} = {item!r} is not a volume.", field=label, hint="Write NAME:/MOUNT/POINT.")
+        raise SpecError(f"{label} = {shown(item)} is not a volume.", field=label, hint="Write NAME:/MOUNT/POINT.")
     return Volume(name=name, mount=mount)
 
 
@@ -210,10 +237,13 @@ def options(item: object, label: str) -> list[str]:
     SpecError
         A quote is not closed, or a word is no option.
     """
+    text = _text(item, label)
     try:
-        options = shlex.split(_text(item, label))
+        options = shlex.split(text)
     except ValueError as error:
-        raise SpecError(f"{label} = {item!r} cannot be split: {error}.", field=label, hint="Close the quote.") from None
+        raise SpecError(
+            f"{label} = {shown(item)} cannot be split: {error}.", field=label, hint="Close the quote."
+        ) from None
     joined: list[str] = []
     for option in options:
         if option.startswith("-"):
@@ -221,7 +251,7 @@ def options(item: object, label: str) -> list[str]:
         elif joined and "=" not in joined[-1]:
             joined[-1] += f"={option}" if joined[-1].startswith("--") else option
         else:
-            raise SpecError(f"{label}: {option!r} is not an option.", field=label, hint='Write "--option=value".')
+            raise SpecError(f"{label}: {shown(option)} is not an option.", field=label, hint='Write "--option=value".')
     return joined
 
 
@@ -239,7 +269,7 @@ def write(field: Field, value: Any) -> str:
         case "pairs":
             return " ".join(f"{name}={shlex.quote(text)}" for name, text in sorted(value.items()))
         case "names":
-            return ",".join(value)
+            return ",".join(map(_whole, value))
         case "lines":
             return "; ".join(value)
         case "volumes":
@@ -253,7 +283,9 @@ def plain(field: Field, value: Any) -> object:
     """A field's value as a profile's file holds it: what may be given several times is a list or a table."""
     if field.unit == "pairs":
         return dict(value)
-    if field.unit in {"names", "lines"}:
+    if field.unit == "names":
+        return [_whole(item) for item in value]
+    if field.unit == "lines":
         return list(value)
     if field.unit == "volumes":
         return [f"{volume.name}:{volume.mount}" for volume in value]

@@ -29,6 +29,7 @@ _USAGE: Final = (
     "time", "rank", "host", "cpu_percent", "memory_mib",
     "gpu_util_percent", "gpu_memory_mib", "gpu_power_w", "gpu_count",
 )  # fmt: skip
+_SAMPLED: Final = ("cpu_percent", "rss_mib", "gpus")
 _JOBS: Final = (
     "id", "name", "state", "backend", "platform_id", "created",
     "started", "ended", "runtime", "nodes", "gpus", "reason",
@@ -134,7 +135,8 @@ def usage_frame(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     import numpy as np
     import pandas as pd
 
-    samples = [record for record in records if _is_time(record.get("t"))]
+    # A process that had just ended told nothing.
+    samples = [record for record in records if _is_time(record.get("t")) and any(map(record.get, _SAMPLED))]
     samples.sort(key=lambda record: float(record["t"]))
     gpus = [[gpu for gpu in record.get("gpus") or () if isinstance(gpu, Mapping)] for record in samples]
 

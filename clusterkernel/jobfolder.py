@@ -213,6 +213,13 @@ class JobFolder:
         """Why the platform would not take the job; empty where it did."""
         return _read(self.path / "refused.txt").decode("utf-8", "replace")
 
+    def refused_at(self) -> float:
+        """When (Unix time) that was written; 0 where it was not."""
+        try:
+            return os.stat(self.path / "refused.txt").st_mtime
+        except OSError:
+            return 0.0
+
     def write_refused(self, why: str) -> None:
         """Keep why the platform would not take the job."""
         write_atomic(self.path / "refused.txt", why.encode())
@@ -277,7 +284,7 @@ class JobFolder:
             write_atomic(path, data)  # it is damaged
         return end
 
-    def holder(self, task: int = 0) -> str:
+    def holder(self, task: int | str = 0) -> str:
         """The platform's id of the copy that won the right to run; empty before one did.
 
         To be looked up only once something says that a copy has run: a look

@@ -34,7 +34,9 @@ _NUMBER: Final = re.compile(r"[1-9][0-9]{0,17}")
 def default_root() -> Path:
     """``$CLUSTERKERNEL_JOB_ROOT``, else ``~/.clusterkernel/jobs``."""
     if root := os.environ.get("CLUSTERKERNEL_JOB_ROOT"):
-        return Path(root).expanduser().absolute()
+        from clusterkernel.paths import expand  # few need it, and loading must be quick
+
+        return expand(root, "CLUSTERKERNEL_JOB_ROOT").absolute()
     return Path.home() / ".clusterkernel" / "jobs"
 
 
@@ -223,7 +225,7 @@ class JobRoot:
 
         digest, files = _runtime_files()
         target = self.path / ".runtime" / digest
-        if target.is_dir() and not _lacks(target, files):
+        if not _lacks(target, files):
             return target
         self.ensure()
         temporary = target.with_name(f".{digest}.{os.urandom(4).hex()}")
@@ -232,7 +234,7 @@ class JobRoot:
             for name, data in files.items():
                 path = temporary / name
                 make_private(path.parent)
-                path.write_bytes(data)
+                write_atomic(path, data)
             # Many Pythons write no bytecode (PYTHONDONTWRITEBYTECODE), and then every task would compile all of it.
             compileall.compile_dir(temporary / "ckruntime", quiet=2)
             with contextlib.suppress(OSError):  # another process was first, or the copy lost a file
@@ -240,9 +242,9 @@ class JobRoot:
             for name in _lacks(target, files):
                 path = target / name
                 make_private(path.parent)
-                with contextlib.suppress(FileNotFoundError):
-                    path.unlink()  # it may be a link
                 write_atomic(path, files[name])
+        except JobRootError:
+            raise
         except OSError as error:
             raise JobRootError(
                 f"What runs inside a job cannot be laid into {target.parent}: {error.strerror}.",
@@ -271,7 +273,7 @@ def _lacks(target: Path, files: Mapping[str, bytes]) -> list[str]:
     """
     inner = {(target / name).parent for name in files}
     for folder in (target.parent.parent, target.parent, target, *sorted(inner - {target})):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             refuse(folder, private.trouble(folder))
     lacking = []
     for name, data in files.items():
@@ -283,7 +285,16 @@ def _lacks(target: Path, files: Mapping[str, bytes]) -> list[str]:
     return lacking
 
 
-_MAIN: Final = b"from ckruntime.cli import main\n\nmain()\n"
+# By itself Python leaves a script's folder out of the path where PYTHONSAFEPATH is set.
+_MAIN: Final = b"""\
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from ckruntime.cli import main
+
+main()
+"""
 # For `import clusterkernel as ck; ck.log(...)` where a node's Python lacks the product.
 _SHIM: Final = b"from ckruntime.metrics import log, progress\n\n__all__ = ['log', 'progress']\n"
 

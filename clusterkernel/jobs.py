@@ -14,11 +14,12 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterkernel import jobview, loading, logs, spec, watcher
+from clusterkernel import jobview, loading, logs, patience, spec, units, watcher
 from clusterkernel.errors import (
     BackendUnavailable,
     ClusterKernelError,
     JobRootError,
+    shown,
 )
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
@@ -36,6 +37,8 @@ __all__ = ["Job", "of_folder"]
 
 # Seconds until an interrupt is noticed by who awaits a job.
 _NOTICE = 0.3
+# Seconds to wait for a platform to take a cancel; watchers repeat what it did not take.
+_CANCEL_PATIENCE = 10.0
 
 
 class Job(concurrent.futures.Future[Any]):
@@ -270,10 +273,22 @@ class Job(concurrent.futures.Future[Any]):
         return True
 
     def _ask_for_end(self, tasks: tuple[int, ...]) -> None:
-        self.folder.request_cancel(tasks)
-        if self.folder.submission() is not None:
-            _with_patience(lambda: self._tracking.backend.cancel(self.folder, tasks or None), self.backend)
-        self._watcher.wake()
+        folder, backend = self.folder, self._tracking.backend
+        folder.request_cancel(tasks)
+
+        def tell() -> None:
+            backend.cancel(folder, tasks or None)
+            folder.write_cancel_taken(tasks)
+
+        try:
+            if folder.submission() is not None:  # else whoever sends it tells the platform
+                patience.within(_CANCEL_PATIENCE, tell)
+        except TimeoutError:
+            raise BackendUnavailable(
+                f"{self.backend} does not answer yet.", hint=f"The request to end job {self.id} stands and is repeated."
+            ) from None
+        finally:
+            self._watcher.wake()
 
     # -- what it made ------------------------------------------------------------------
 
@@ -297,9 +312,25 @@ class Job(concurrent.futures.Future[Any]):
         """The record with which the job's own supervisor ended it, where it could."""
         return self._truth.outcome
 
-    def out(self, rank: int = 0) -> Path:
-        """Where a process of its last attempt left what it printed and made."""
-        return self.folder.out(self._truth.attempt, self._task, rank)
+    def out(self, rank: int = 0, attempt: int | None = None) -> Path:
+        """Where a process of an attempt, by itself of the last, left what it printed and made.
+
+        Raises
+        ------
+        ClusterKernelError
+            It has no such process, or did not start so often.
+        """
+        rank = self._one_of("process", rank, self.spec.processes - 1)
+        last = self._truth.attempt
+        return self.folder.out(last if attempt is None else self._one_of("attempt", attempt, last), self._task, rank)
+
+    def _one_of(self, what: str, number: int, last: int) -> int:
+        number = units.parse_count(number, field=what)
+        if number > last:
+            raise ClusterKernelError(
+                f"Job {self.id} has no {what} {number}.", hint=f"It has 0 to {last}." if last else "It has only 0."
+            )
+        return number
 
     def _load(self) -> tuple[Any, BaseException | None]:
         with self._load_lock:
@@ -322,7 +353,7 @@ class Job(concurrent.futures.Future[Any]):
 
     # -- what it says ------------------------------------------------------------------
 
-    def logs(self, lines: int | None = None, stream: str = "both", rank: int = 0) -> str:
+    def logs(self, lines: int | None = None, stream: str = "both", rank: int = 0, *, attempt: int | None = None) -> str:
         """What it printed.
 
         Parameters
@@ -333,14 +364,13 @@ class Job(concurrent.futures.Future[Any]):
             ``both``, in the order in which they were written, ``stdout`` or ``stderr``.
         rank : int
             Of which process.
+        attempt : int, optional
+            Of which start, from 0; by itself the last.
         """
         if stream not in ("both", "stdout", "stderr"):
-            raise ClusterKernelError(f"stream = {stream!r} is not known.", hint="Write both, stdout or stderr.")
-        if not 0 <= rank < self.spec.processes:
-            raise ClusterKernelError(
-                f"Job {self.id} has no process {rank}.", hint=f"It has 0 to {self.spec.processes - 1}."
-            )
-        said = logs.tail(self.out(rank), lines, stream)
+            raise ClusterKernelError(f"stream = {shown(stream)} is not known.", hint="Write both, stdout or stderr.")
+        lines = None if lines is None else units.parse_count(lines, field="lines")
+        said = logs.tail(self.out(rank, attempt), lines, stream)
         if not said and self.state is JobState.LAUNCH_FAILED and self.platform_id:
             said = logs.launch_tail(self.folder.launch_log(self.platform_id), lines)
         return said
@@ -418,25 +448,6 @@ class Job(concurrent.futures.Future[Any]):
 
         again = submission.rerun(self, changes or {}, fields)
         return again if isinstance(again, Job) else again[0]
-
-
-def _with_patience(call: Callable[[], None], backend: str, patience: float = 30.0) -> None:
-    """Run `call` in a thread and wait so that an interrupt comes through; a controller may hang for 20 s."""
-    outcome: concurrent.futures.Future[None] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            call()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller raises it
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(None)
-
-    threading.Thread(target=run, name="clusterkernel-cancel", daemon=True).start()
-    try:
-        outcome.result(patience)
-    except concurrent.futures.TimeoutError:
-        raise BackendUnavailable(f"{backend} does not answer.", hint="The request stands; try again later.") from None
 
 
 _JOBS: weakref.WeakValueDictionary[tuple[str, str], Job] = weakref.WeakValueDictionary()

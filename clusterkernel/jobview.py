@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,11 +14,13 @@ from clusterkernel.views import JobView
 
 if TYPE_CHECKING:
     from clusterkernel.jobs import Job
+    from clusterkernel.truth import TaskTruth
 
 __all__ = ["TAIL_LINES", "latest", "summary"]
 
 TAIL_LINES: Final = 20
 _METRICS_TAIL: Final = 1 << 16
+_NODES: Final = 4
 
 
 def summary(job: Job, tail: int) -> JobView:
@@ -27,6 +30,7 @@ def summary(job: Job, tail: int) -> JobView:
     begun = truth.started is not None
     progress, last = latest(job) if begun else (None, {})
     error = f"{told.get('type')}: {told.get('message')}" if told else ""
+    out = job.out(truth.rank)
     return JobView(
         id=job.id,
         name=job.name,
@@ -38,7 +42,8 @@ def summary(job: Job, tail: int) -> JobView:
         counts=spec.describe(job.spec),
         nodes=job.spec.resources.nodes,
         gpus=job.spec.gpus,
-        node=truth.node,
+        node=_nodes(truth),
+        rank=truth.rank,
         created=job.record.created,
         started=truth.started,
         ended=truth.ended,
@@ -51,23 +56,34 @@ def summary(job: Job, tail: int) -> JobView:
         bind=job.record.payload.bind,
         error=error,
         traceback=str(told.get("traceback") or ""),
-        tail=job.logs(tail) if begun and tail else "",
-        log=str(job.out()) if begun and logs.size(job.out()) else "",
+        tail=job.logs(tail, rank=truth.rank) if begun and tail else "",
+        log=str(out) if begun and logs.size(out) else "",
         folder=str(job.folder.path),
     )
+
+
+def _nodes(truth: TaskTruth) -> str:
+    """The nodes of a job, the first few by name."""
+    names = list(dict.fromkeys(filter(None, truth.hosts.values())))
+    if len(names) < 2:
+        return truth.node
+    rest = len(names) - _NODES
+    return ", ".join(names[:_NODES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def latest(job: Job) -> tuple[tuple[float, float] | None, dict[str, float]]:
     """Progress and the last value of each metric, from the end of the first process's records."""
     progress, values = None, {}
     for record in _last_records(job.out() / "metrics.jsonl"):
-        if record.get("source") == "progress":
-            progress = (float(record["done"]), float(record["total"]))
-        else:
+        # The user's code may write there too.
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+            if record.get("source") == "progress":
+                progress = (float(record["done"]), float(record["total"]))
+                continue
             for key in ("step", "epoch"):
                 if record.get(key) is not None:
                     values[key] = float(record[key])
-            values.update(record.get("values", {}))
+            values.update({name: float(value) for name, value in record.get("values", {}).items()})
     return progress, values
 
 

@@ -162,16 +162,24 @@ class Ledger:
     # -- the platform's answers -----------------------------------------------
 
     @contextlib.contextmanager
-    def turn(self, what: str) -> Iterator[bool]:
-        """Whether it is this process's turn to do it; never waits, and is free again when the holder dies."""
+    def turn(self, what: str, *, patience: float = 0.0) -> Iterator[bool]:
+        """Whether it is this process's turn to do it; waits at most `patience` seconds for its holder.
+
+        It is free again when the holder dies.
+        """
+        deadline = time.monotonic() + patience
         self._base.parent.mkdir(mode=0o700, exist_ok=True)  # folders of temporary files are swept
         file = os.open(f"{self._base}.{what}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        yield False
+                        return
+                    time.sleep(0.01)
             try:
                 yield True
             finally:

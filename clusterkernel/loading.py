@@ -43,6 +43,8 @@ _ERRORS: Final[Mapping[JobState, type[JobError]]] = {
     JobState.LOST: JobLost,
 }
 _TAIL_LINES: Final = 20
+#: For a name that could not be saved.
+MEND: Final = "Let the cell set it to what can be (a state, a path), and send it again."
 
 
 def namespace() -> dict[str, Any]:
@@ -55,8 +57,14 @@ def result_dirs(job: Job, rank: int) -> list[Path]:
     out = job.out(rank)
     if job.spec.launcher is Launcher.NONE or job.record.payload.kind == "command":
         return [out]
-    ranks = [path for path in out.iterdir() if path.name.startswith("rank-")]
-    return sorted(ranks, key=lambda path: int(path.name.removeprefix("rank-")))
+    numbers = [path.name.removeprefix("rank-") for path in out.glob("rank-*")]
+    return [out / f"rank-{number}" for number in sorted(filter(str.isdecimal, numbers), key=int)]
+
+
+def _first(job: Job) -> Path:
+    """The folder of the job's first rank."""
+    dirs = result_dirs(job, 0)
+    return dirs[0] if dirs else job.out(0) / "rank-0"
 
 
 def _verify(job: Job, out: Path) -> None:
@@ -79,7 +87,7 @@ def value_of(job: Job) -> Any:
         return None
     from clusterkernel.payload import results
 
-    out = result_dirs(job, 0)[0]
+    out = _first(job)
     _verify(job, out)
     return results.load_result(out, namespace(), job.folder.payload)
 
@@ -100,12 +108,14 @@ def results_of(job: Job) -> list[Any]:
 def error_of(job: Job) -> BaseException:
     """Why the job did not end well: the user's own exception where there is one, else a `JobError`."""
     told = (job.outcome.error if job.outcome else None) or {}
+    rank = job.truth.rank
+    which = f" --rank {rank}" if rank else ""
     error = _ERRORS[job.state](
         f"Job {job.id} ({job.name}): {job.reason or job.state.value}",
         job_id=job.id,
-        log_tail=job.logs(_TAIL_LINES),
+        log_tail=job.logs(_TAIL_LINES, rank=rank),
         remote_traceback=str(told.get("traceback") or ""),
-        hint="" if job.state is JobState.CANCELLED else f"%cluster_logs {job.id} shows its output.",
+        hint="" if job.state is JobState.CANCELLED else f"%cluster_logs {job.id}{which} shows its output.",
     )
     if job.state is JobState.FAILED and told:
         from clusterkernel.payload import results
@@ -132,7 +142,9 @@ def output_views(job: Job) -> dict[str, OutputView]:
     """What the job says of the names that it saved."""
     return {
         name: OutputView(
-            size=int(about.get("size") or 0), type=str(about.get("type") or ""), error=str(about.get("error") or "")
+            size=size if isinstance(size := about.get("size"), int) else 0,
+            type=str(about.get("type") or ""),
+            error=str(about.get("error") or ""),
         )
         for name, about in (job.outcome.outputs if job.outcome else {}).items()
     }
@@ -161,12 +173,12 @@ class Outputs(Mapping[str, Any]):
         if name not in saved:
             raise KeyError(f"Job {job.id} saved no {name!r}. {nearest(name, saved)}".rstrip())
         if error := saved[name].error:
-            raise ResultFailed(f"{name!r} of job {job.id} could not be saved: {error}", job_id=job.id)
+            raise ResultFailed(f"{name!r} of job {job.id} could not be saved: {error}.", job_id=job.id, hint=MEND)
         from clusterkernel.payload import results
 
-        _verify(job, result_dirs(job, 0)[0])
+        _verify(job, _first(job))
         return results.load_output(self.path(name), namespace(), job.folder.payload)
 
     def path(self, name: str) -> Path:
         """The file that holds the value."""
-        return result_dirs(self._job, 0)[0] / "outputs" / f"{name}.pkl"
+        return _first(self._job) / "outputs" / f"{name}.pkl"

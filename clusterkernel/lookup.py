@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from clusterkernel.arrays import JobArray
-from clusterkernel.errors import UnknownJobError
+from clusterkernel.errors import UnknownJobError, shown
 from clusterkernel.jobroot import JobRoot
 from clusterkernel.jobs import Job, of_folder
 
 __all__ = ["job"]
+
+_TASK: Final = re.compile(r"[0-9]{1,9}")
 
 
 def job(job_id: str | int, *, root: JobRoot | None = None) -> Job | JobArray:
@@ -19,8 +24,8 @@ def job(job_id: str | int, *, root: JobRoot | None = None) -> Job | JobArray:
         There is none.
     """
     root = root or JobRoot()
-    text = str(job_id).strip()
-    if ":" in text and not text[0].isdigit():
+    text = (job_id if isinstance(job_id, str) else shown(job_id)).strip()
+    if ":" in text and not text[0].isdecimal():
         return _by_platform_id(text, root)
     number, _, task = text.partition("_")
     folder = root.open(number)
@@ -30,7 +35,7 @@ def job(job_id: str | int, *, root: JobRoot | None = None) -> Job | JobArray:
         return of_folder(folder)
     if not task:
         return JobArray(folder)
-    if not task.isdigit() or int(task) >= folder.record.tasks:
+    if not _TASK.fullmatch(task) or int(task) >= folder.record.tasks:
         raise UnknownJobError(
             f"Job {number} has no task {task!r}.", hint=f"It has {number}_0 to {number}_{folder.record.tasks - 1}."
         )
@@ -45,6 +50,6 @@ def _by_platform_id(text: str, root: JobRoot) -> Job | JobArray:
             if wanted == base:
                 return job(folder.id, root=root)
             number = wanted.removeprefix(f"{base}_")
-            if number != wanted and number.isdigit() and int(number) < count and folder.record.array:
+            if number != wanted and _TASK.fullmatch(number) and int(number) < count and folder.record.array:
                 return of_folder(folder, first + int(number))
     raise UnknownJobError(f"No job of ours is {text!r}.", hint="%cluster_jobs lists all.")

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from clusterkernel import fields
-from clusterkernel.errors import ProfileError, nearest
+from clusterkernel import fields, paths
+from clusterkernel.errors import ProfileError, nearest, shown
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -49,7 +49,7 @@ class Profile(msgspec.Struct, frozen=True):
 def user_file() -> Path:
     """``$CLUSTERKERNEL_PROFILES``, else ``~/.config/clusterkernel/profiles.toml``."""
     if given := os.environ.get("CLUSTERKERNEL_PROFILES"):
-        return Path(given).expanduser()
+        return paths.expand(given, "CLUSTERKERNEL_PROFILES")
     config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(config) / "clusterkernel" / "profiles.toml"
 
@@ -70,7 +70,7 @@ def _project(start: Path | None) -> Path | None:
     """
     try:
         start = (start or Path.cwd()).absolute()
-    except FileNotFoundError:
+    except OSError:
         return None  # the working folder was removed
     for folder in (start, *start.parents):
         path = folder / PROJECT
@@ -118,11 +118,13 @@ def load(name: str, *, start: Path | None = None) -> Profile:
     ProfileError
         No file has it, a file cannot be read, or it names an unknown field.
     """
+    if not isinstance(name, str):
+        raise ProfileError(f"profile = {shown(name)} is not a name.", hint="Write it in quotes.")
     profile, found = _merge(name, start)
     if not found:
         known = [each for each in names(start) if each != "default"]
         where = f"Write it into {user_file()}." if not known else nearest(name, known)
-        raise ProfileError(f"There is no profile {name!r}.", hint=where)
+        raise ProfileError(f"There is no profile {shown(name)}.", hint=where)
     return profile
 
 

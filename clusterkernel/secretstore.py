@@ -17,9 +17,11 @@ from typing import Final
 
 import msgspec
 
+from clusterkernel import fields
 from clusterkernel.errors import SpecError, nearest
 from clusterkernel.files import make_private, write_atomic
-from clusterkernel.spec import Environment
+from clusterkernel.paths import expand
+from clusterkernel.spec import JobSpec
 
 __all__ = ["forget", "names", "refuse_in_script", "require", "save", "store_file"]
 
@@ -33,7 +35,7 @@ _PATH: Final = re.compile(r"[\"']?[~/.]")
 def store_file() -> Path:
     """``$CLUSTERKERNEL_SECRETS``, else ``~/.clusterkernel/secrets.json``; the nodes must see it."""
     if given := os.environ.get("CLUSTERKERNEL_SECRETS"):
-        return Path(given).expanduser().absolute()
+        return expand(given, "CLUSTERKERNEL_SECRETS").absolute()
     return Path.home() / ".clusterkernel" / "secrets.json"
 
 
@@ -142,28 +144,34 @@ def require(wanted: Iterable[str]) -> None:
             )
 
 
-def refuse_in_script(environment: Environment, *, field: str = "--env") -> None:
+def refuse_in_script(spec: JobSpec, *, python: bool = False) -> None:
     """Refuse a secret that would stand in the job's script.
 
     Parameters
     ----------
-    environment : Environment
+    spec : JobSpec
         Of the job.
-    field : str
-        How the person named its variables.
+    python : bool
+        Whether the person named its fields as keyword arguments, and not as flags.
 
     Raises
     ------
     SpecError
-        A variable, or an assignment in a setup line, has a name that secrets have, and a value; or a value has
-        the form of a key.
+        A variable, or an assignment in a setup line or an option for sbatch, has a name that secrets have, and a
+        value; or any value has the form of a key.
     """
-    given = [(field, name, value) for name, value in environment.env.items()]
-    for line in environment.setup:
-        given += [("--setup", name, value) for name, value in _ASSIGNED.findall(line)]
-        given.append(("--setup", "", line))
-    if not given:
-        return
+
+    def label(name: str) -> str:
+        return name if python else fields.FIELDS[name].flag if name in fields.FIELDS else f"--{name}"
+
+    given = [(label("env"), name, value) for name, value in spec.environment.env.items()]
+    lines = [("setup", line) for line in spec.environment.setup]
+    lines += [("sbatch", option) for options in spec.extra.values() for option in options]
+    for field, line in lines:
+        given += [(label(field), name, value) for name, value in _ASSIGNED.findall(line)]
+        given.append((label(field), "", line))
+    others = fields.flatten(spec).items()
+    given += [(label(field), "", text) for field, text in others if field not in ("env", "secrets", "setup", "sbatch")]
     from clusterkernel.formats import secrets
 
     for where, name, value in given:

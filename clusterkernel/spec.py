@@ -51,8 +51,8 @@ class Launcher(str, enum.Enum):
     DEEPSPEED = "deepspeed"
 
 
-class _Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A group of fields of `JobSpec`."""
+class _Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A group of fields of `JobSpec`. A field of a newer version is passed over when a record is read."""
 
 
 class Resources(_Group, frozen=True):
@@ -119,7 +119,10 @@ class Environment(_Group, frozen=True):
         str | None, _meta("Python on the nodes; by itself the notebook's.", "/opt/venv/bin/python")
     ] = None
     workdir: Annotated[str | None, _meta("Working folder; by itself the notebook's.", "~/project")] = None
-    files: Annotated[tuple[str, ...], _meta("File or folder to take along.", "data.csv", unit="names")] = ()
+    files: Annotated[
+        tuple[str, ...],
+        _meta("File or folder to take along, as it is now: it lies in $CLUSTERKERNEL_FILES.", "data.csv", unit="names"),
+    ] = ()
 
 
 class Volume(_Group, frozen=True):
@@ -174,7 +177,8 @@ class JobSpec(_Group, frozen=True):
     resources: Resources = Resources()
     schedule: Schedule = Schedule()
     recovery: Recovery = Recovery()
-    environment: Environment = Environment()
+    # Of its own: its dict can be changed, frozen or not.
+    environment: Environment = msgspec.field(default_factory=Environment)
     storage: Storage = Storage()
     stages: tuple[Stage, ...] = ()
     array: Array | None = None

@@ -6,15 +6,15 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from clusterkernel import arrays, fields, index, lookup, secretstore, spec, watcher
+from clusterkernel import arrays, fields, index, lookup, paths, secretstore, spec, views, watcher
 from clusterkernel.backends import registry
-from clusterkernel.errors import BackendUnavailable, SpecError, UnknownJobError
+from clusterkernel.errors import BackendUnavailable, ClusterKernelError, SpecError, UnknownJobError
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot, default_root
 from clusterkernel.jobs import Job, of_folder
@@ -28,9 +28,10 @@ from clusterkernel.views import JobView
 if TYPE_CHECKING:
     from clusterkernel.payload import Artefact
 
-__all__ = ["complete", "find_attachable", "rerun", "submit", "summaries"]
+__all__ = ["attaching", "complete", "find_attachable", "rerun", "submit", "summaries"]
 
-_DECODE = msgspec.json.Decoder(JobView)
+# Making a job takes this long at most, where a large value is captured.
+_ATTACH_PATIENCE: Final = 60.0
 
 
 def complete(wanted: JobSpec, *, title: str = "", sending: bool = True) -> JobSpec:
@@ -42,22 +43,18 @@ def complete(wanted: JobSpec, *, title: str = "", sending: bool = True) -> JobSp
     The backend refuses here what it surely refuses.
     """
     environment = wanted.environment
-    workdir = str(Path(environment.workdir or os.getcwd()).expanduser().absolute())
+    here = paths.working_folder()
+    workdir = str(here / paths.expand(environment.workdir, "--workdir")) if environment.workdir else str(here)
     environment = msgspec.structs.replace(environment, workdir=workdir)
     name = wanted.name or re.sub(r"[^\w.-]+", "-", title).strip("-.")[:40] or "job"
     wanted = msgspec.structs.replace(wanted, environment=environment, name=name)
-    for file in environment.files:
-        if not (Path(workdir) / Path(file).expanduser()).exists():
-            raise SpecError(
-                f"--files: {file} is not in {workdir}.", field="--files", hint="Write its path from the working folder."
-            )
     if wanted.max_cost is not None and not registry.get(wanted.backend).capabilities.prices:
         raise SpecError(
             f"--max-cost = {wanted.max_cost:g}, but {wanted.backend} has no prices.",
             field="--max-cost",
             hint="Leave it out, and set --time.",
         )
-    secretstore.refuse_in_script(environment)
+    secretstore.refuse_in_script(wanted)
     secretstore.require(environment.secrets)
     try:
         registry.get(wanted.backend).check(wanted)
@@ -167,6 +164,10 @@ def rerun(
     old.folder.verify(*(path for path in old.folder.payload.rglob("*") if "__pycache__" not in path.parts))
     task = old.task if record.array and isinstance(old, Job) else None
     artefact = payload.reload(old.folder.payload, record.payload, changes, task=task)
+    if "files" in wanted:
+        from clusterkernel.payload import taken
+
+        artefact = taken.with_files(artefact, new_spec.environment)
     same = not changes and not wanted and task is None
     made = submit(
         new_spec,
@@ -177,6 +178,16 @@ def rerun(
         parent=old.id,
     )
     return made if task is None or isinstance(made, Job) else made[0]
+
+
+@contextlib.contextmanager
+def attaching(attach_key: str, root: JobRoot | None = None) -> Iterator[None]:
+    """Keep other kernels of this host from making a job of the same cell between `find_attachable` and `submit`."""
+    root = root or _root()
+    with contextlib.closing(Ledger(root.path)) as ledger:
+        # Few locks for all keys: their files stay. A holder that was stopped must not keep a person from sending.
+        with ledger.turn(f"attach-{attach_key[:1]}", patience=_ATTACH_PATIENCE):
+            yield
 
 
 def find_attachable(attach_key: str, root: JobRoot | None = None) -> Job | arrays.JobArray | None:
@@ -203,21 +214,42 @@ def summaries(root: JobRoot | None = None, *, settle: float = 1.0) -> list[JobVi
     settle : float
         Seconds to wait at most for the platform's word on live jobs that this
         process did not watch before.
+
+    Returns
+    -------
+    list of JobView
+        One that cannot be read has no backend and says why in its reason.
     """
     root = root or _root()
-    views: dict[int, JobView] = {}
     with contextlib.closing(Ledger(root.path)) as ledger:
         known = index.sync(root, ledger)
-        fresh = {job: lookup.job(job, root=root) for job, summary in known.items() if not summary}
-        watcher.watcher(root).settle([job for job in fresh if not fresh[job].state.terminal], settle)
-        for job_id, found in fresh.items():
-            views[int(job_id)] = view = found.summary()
-            if found.state.terminal:
-                ledger.end(job_id, msgspec.json.encode(msgspec.structs.replace(view, tail="")))
-        for job_id, summary in known.items():
-            if summary:
-                views[int(job_id)] = _DECODE.decode(summary)
-    return [views[number] for number in sorted(views)]
+        kept = {job: views.of_bytes(summary) for job, summary in known.items()}
+        found: dict[str, Job | arrays.JobArray] = {}
+        for job in [job for job, view in kept.items() if view is None]:
+            try:
+                found[job] = lookup.job(job, root=root)
+            except (ClusterKernelError, OSError) as error:
+                kept[job] = _unreadable(root, job, error)
+        silent = watcher.watcher(root).settle([job for job in found if not found[job].state.terminal], settle)
+        for job, one in found.items():
+            try:
+                kept[job] = view = one.summary()
+            except (ClusterKernelError, OSError) as error:
+                kept[job] = _unreadable(root, job, error)
+                continue
+            if view.backend in silent and not view.reason:
+                kept[job] = msgspec.structs.replace(view, reason=f"{view.backend} has not answered yet.")
+            if one.state.terminal:
+                ledger.end(job, msgspec.json.encode(msgspec.structs.replace(view, tail="")))
+    return [view for _, view in sorted(kept.items(), key=lambda item: int(item[0])) if view is not None]
+
+
+def _unreadable(root: JobRoot, job_id: str, error: Exception) -> JobView | None:
+    """What stands in a list for a job that cannot be read: it must hide no other. None where it is gone."""
+    folder = root.path / job_id
+    if not folder.is_dir():
+        return None
+    return JobView(id=job_id, name="", state=JobState.LOST, backend="", reason=str(error), folder=str(folder))
 
 
 def remove(job_id: str, root: JobRoot | None = None) -> int:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import logging
 import threading
 import time
+from pathlib import Path
 from typing import Final
 
 from clusterkernel import rescue, watcher
 from clusterkernel.backends import registry
-from clusterkernel.backends.base import Backend
 from clusterkernel.errors import BackendUnavailable, ClusterKernelError, LimitReached
+from clusterkernel.files import make_private, write_atomic
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
+from clusterkernel.records import identity
 
 __all__ = ["Submitter"]
 
@@ -23,6 +26,8 @@ _LONGEST: Final = 30.0
 # After one that met a limit of submitted jobs: others have to end first.
 _LIMIT_PAUSE: Final = 20.0
 _LOOK: Final = 0.5
+# Between two beats; see `rescue.Senders`.
+_BEAT: Final = 20.0
 _LOG = logging.getLogger(__name__)
 # Without one, logging prints to stderr where nobody set it up: from this thread, that is into any cell.
 _LOG.addHandler(logging.NullHandler())
@@ -82,6 +87,7 @@ class _Lane:
         self._stopped = False
         self._not_before = 0.0
         self._pause = _PAUSE
+        self._roots: set[Path] = set()
 
     def add(self, folder: JobFolder) -> None:
         with self._changed:
@@ -91,6 +97,10 @@ class _Lane:
                 self._thread = threading.Thread(target=self._run, name=f"clusterkernel-submit-{self._name}")
                 self._thread.daemon = False
                 self._thread.start()
+                beat = threading.Thread(target=self._beat, args=(self._thread,), daemon=True)
+                beat.name = f"clusterkernel-beat-{self._name}"
+                beat.start()
+            self._roots.add(folder.path.parent)
             self._changed.notify()
 
     def stop(self) -> None:
@@ -102,18 +112,34 @@ class _Lane:
         while (item := self._next()) is not None:
             folder = item.folder
             try:
-                again = self._send(item)
+                again, refused = self._send(item), ""
             except ClusterKernelError as error:
-                folder.write_refused(str(error))
+                again, refused = False, str(error)
             except Exception as error:  # noqa: BLE001 - one job must not keep the others from being sent
                 _LOG.exception("Job %s could not be sent.", folder.id)
-                folder.write_refused(f"The job could not be sent: {type(error).__name__}: {error}")
-            else:
-                if again:
-                    with self._changed:
-                        heapq.heappush(self._waiting, item)
-            finally:
-                watcher.watcher(JobRoot(folder.path.parent)).wake()
+                again, refused = False, f"The job could not be sent: {type(error).__name__}: {error}"
+            if refused and not _refuse(folder, refused):
+                again, item.tried, item.due = True, True, time.monotonic() + _LIMIT_PAUSE
+            if again:
+                with self._changed:
+                    heapq.heappush(self._waiting, item)
+            watcher.watcher(JobRoot(folder.path.parent)).wake()
+
+    def _beat(self, sending: threading.Thread) -> None:
+        """While something waits to be sent for long, say so to other hosts: they cannot see this process."""
+        me, files = identity()["submitter"], set()
+        while True:
+            sending.join(_BEAT)
+            if not sending.is_alive():
+                break
+            for file in {rescue.beat_file(root, me) for root in set(self._roots)}:
+                files.add(file)
+                with contextlib.suppress(OSError):  # the job root is away
+                    make_private(file.parent)
+                    write_atomic(file, str(time.time_ns()).encode())
+        for file in files:
+            with contextlib.suppress(OSError):
+                file.unlink()
 
     def _next(self) -> _Item | None:
         """The next job whose time has come; None where none is left to be sent by this process."""
@@ -133,9 +159,9 @@ class _Lane:
 
     def _drop_cancelled(self) -> None:
         """What was surely not taken and is cancelled need not wait for its turn."""
-        for item in [item for item in self._waiting if not item.tried and item.folder.cancel_request() == ()]:
+        for item in [item for item in self._waiting if not item.tried and _is_cancelled(item.folder)]:
             self._waiting.remove(item)
-            item.folder.write_refused(rescue.CANCELLED)
+            _refuse(item.folder, rescue.CANCELLED)
             watcher.watcher(JobRoot(item.folder.path.parent)).wake()
         heapq.heapify(self._waiting)
 
@@ -153,6 +179,8 @@ class _Lane:
                     return False
             submission = folder.submission()
             if submission is None or rescue.unsent(folder.record, submission):
+                folder.prepare()
+                folder.verify()
                 submission = folder.add_submission(backend.submit(folder))
         except LimitReached as error:
             watcher.note(folder, f"{error} It is sent by itself then.")
@@ -165,18 +193,28 @@ class _Lane:
             self._pause = min(self._pause * 2, _LONGEST)
             return True
         self._pause = _PAUSE
-        _keep_cancel(backend, folder)
+        try:
+            rescue.cancel(folder, backend)  # one that was asked for while the job was on its way
+        except ClusterKernelError as error:
+            watcher.note(folder, f"{error} It is told again by itself.")
         if rescue.unsent(folder.record, submission):
             item.due = time.monotonic() + _LIMIT_PAUSE
             return True
         return False
 
 
-def _keep_cancel(backend: Backend, folder: JobFolder) -> None:
-    """A cancel that was asked for while the job was on its way."""
-    tasks = folder.cancel_request()
-    if tasks is not None:
-        try:
-            backend.cancel(folder, tasks or None)
-        except ClusterKernelError as error:
-            watcher.note(folder, f"{error} The job ends when it starts.")
+def _refuse(folder: JobFolder, why: str) -> bool:
+    """Write down why a job is not sent. Whether that is done, or nobody can be told any more."""
+    try:
+        folder.write_refused(why)
+    except OSError as error:
+        watcher.note(folder, f"{why} That cannot be written down: {error.strerror or error}.")
+        return not folder.path.is_dir()
+    return True
+
+
+def _is_cancelled(folder: JobFolder) -> bool:
+    try:
+        return folder.cancel_request() == ()
+    except OSError:
+        return False  # the file system is away: the sending says so

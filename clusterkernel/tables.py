@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from clusterkernel.errors import BackendError
+from clusterkernel.errors import BackendError, SpecError, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,6 +119,8 @@ def _table(what: str, name: str | None) -> pd.DataFrame:
 def _records(what: str, name: str | None) -> Sequence[Mapping[str, Any]]:
     from clusterkernel.backends import registry
 
+    if not isinstance(name, str | None):
+        raise SpecError(f"backend = {shown(name)} is not a name.", field="backend", hint="Write it in quotes.")
     for one in [name] if name else registry.names():
         backend = registry.get(one)
         read = getattr(backend, what, None)

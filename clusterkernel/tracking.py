@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -43,8 +44,10 @@ class Tracking:
         ]
         self.listeners: dict[int, list[Callable[[], None]]] = {}
         self.cancelled: tuple[int, ...] | None = None
+        self.pending_since: float | None = None  # a cancel that the platform has not taken yet
         self.submitted = False
         self.in_part = False
+        self._prepared = False
         self._ids: set[str] = set()
         self._offsets: dict[tuple[int, int, int], int] = {}
         self._live = set(range(record.tasks))
@@ -69,15 +72,27 @@ class Tracking:
         -------
         list of int
             Tasks whose state or reason changed.
+
+        Raises
+        ------
+        OSError
+            The folder cannot be read.
         """
         if not self.submitted or self.in_part:
             self._look_for_submission()
         if self.cancelled is None or self.cancelled:
             self.cancelled = self.folder.cancel_request()
+        if self.cancelled is not None:
+            pending = self.folder.cancel_pending() is not None
+            self.pending_since = (self.pending_since or now) if pending else None
+        # Looked for too early, these files stay unseen for a minute on NFS.
+        self._prepared = self._prepared or self.submitted or self.folder.prepared()
+        if not self._prepared and not self.folder.path.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.folder.path))
         changed = []
         for task in sorted(self._live):
             truth = self.tasks[task]
-            for rank in range(truth.world):
+            for rank in range(truth.world if self._prepared else 0):
                 if records := self._read(truth.attempt, task, rank):
                     truth.records(rank, truth.attempt, records, now)
                     self.news = now
@@ -105,12 +120,18 @@ class Tracking:
         for task in set(range(record.tasks)) - set(unsent):
             self.tasks[task].submitted()
         if unsent and (why := self.folder.refused()):
-            asked = self.folder.cancel_request()
+            asked, at = self.folder.cancel_request(), self.folder.refused_at()
             for task in unsent:
-                if asked is not None and (not asked or task in asked):
-                    self.tasks[task].restore(End(state=JobState.CANCELLED, reason=why))
-                else:
-                    self.tasks[task].refused(why)
+                cancelled = asked is not None and (not asked or task in asked)
+                state = JobState.CANCELLED if cancelled else JobState.LAUNCH_FAILED
+                self.tasks[task].restore(End(state=state, reason=why, time=at))
+
+    def removed(self) -> None:
+        """Its folder is gone, and with it all that could be known."""
+        for task in sorted(self._live):
+            why = f"Its folder {self.folder.path} was removed."
+            self.tasks[task].restore(End(state=JobState.LOST, reason=why, time=time.time()))
+        self._live.clear()
 
     def _read(self, attempt: int, task: int, rank: int) -> list[dict[str, Any]]:
         key = (attempt, task, rank)
@@ -118,6 +139,8 @@ class Tracking:
         try:
             file = os.open(self.folder.events(attempt, task, rank), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
+            if not self.folder.path.is_dir():
+                raise
             return []
         try:
             data = os.pread(file, 1 << 20, offset)
@@ -157,7 +180,10 @@ class Tracking:
                 signum=truth.signum,
                 time=truth.ended,
             )
-            self.folder.write_end(task, end)
+            if (kept := self.folder.write_end(task, end)) != end:
+                # Another kernel has told its person already.
+                truth.state, truth.reason, truth.ended = kept.state, kept.reason, kept.time or truth.ended
+                truth.exit_code, truth.signum = kept.exit_code, kept.signum
 
     def restore(self, now: float) -> None:
         """Take what was decided earlier, by whomever."""
@@ -171,7 +197,11 @@ class Tracking:
         """The platform's answer, given at `at` (this host's clock). One that was heard already says nothing."""
         if at == self._answered:
             return
+        try:
+            answers = _ANSWERS.decode(body)
+        except msgspec.DecodeError:
+            return  # damaged, or of another version: the next one replaces it
         self._answered = at
-        for seen in _ANSWERS.decode(body):
+        for seen in answers:
             if seen.task in self._live:
                 self.tasks[seen.task].observe(seen, now)

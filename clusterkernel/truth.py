@@ -90,6 +90,8 @@ class TaskTruth:
         self.reason = ""
         self.attempt = 0
         self.node = ""
+        self.hosts: dict[int, str] = {}  # of each process that started
+        self.rank = 0  # of the process whose outcome tells why it ended
         self.started: float | None = None
         self.ended: float | None = None
         self.stale_since: float | None = None
@@ -120,7 +122,8 @@ class TaskTruth:
             self._heard = now
             if record["kind"] == "started":
                 self._started_ranks.add(rank)
-                self.node = self.node or str(record.get("host", ""))
+                self.hosts[rank] = str(record.get("host", ""))
+                self.node = self.node or self.hosts[rank]
                 at = record.get("t")
                 if self.started is None and isinstance(at, int | float):
                     self.started = float(at)
@@ -330,8 +333,8 @@ class TaskTruth:
 
     def _chosen(self) -> Outcome:
         """The outcome that tells why."""
-        rank = min(self._outcomes, key=lambda rank: (_SAID.index(self._outcomes[rank].state), rank))
-        return self._outcomes[rank]
+        self.rank = min(self._outcomes, key=lambda rank: (_SAID.index(self._outcomes[rank].state), rank))
+        return self._outcomes[self.rank]
 
     def _is_of_before(self, told: Observation) -> bool:
         """Whether the platform speaks of the attempt before, and the next has not begun."""
@@ -350,6 +353,8 @@ class TaskTruth:
         self.attempt = attempt
         self._before = {}
         self.node = ""
+        self.hosts = {}
+        self.rank = 0
         self._outcomes = {}
         self._started_ranks.clear()
         self._first_bad = self._told_end = self._heard = self._unknown_since = None

@@ -8,17 +8,19 @@ axolotl's cloud files GiB: whoever reads a platform's own file says which.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from typing import Final
 
 import msgspec
 
-from clusterkernel.errors import UnitError
+from clusterkernel.errors import UnitError, shown
 
 __all__ = [
     "GpuRequest",
     "format_duration",
     "format_memory",
+    "parse_count",
     "parse_duration",
     "parse_gpus",
     "parse_memory",
@@ -43,6 +45,9 @@ _PART: Final = re.compile(
 )
 _CLOCK: Final = re.compile(r"(?:(\d{1,9})-)?(\d{1,9}):(\d{1,2})(?::(\d{1,2}))?", re.ASCII)
 _BARE: Final = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
+# ASCII digits: a superscript is a digit to `str.isdigit`, and no number to `int`.
+_WHOLE: Final = re.compile(r"[-+]?\d{1,18}", re.ASCII)
+_MOST: Final = 10**18
 _LONGEST: Final = 366 * 86400
 _LARGEST: Final = 1 << 40
 
@@ -54,6 +59,28 @@ def _short(raw: str) -> str:
 
 def _positive(raw: str) -> bool:
     return len(raw) <= 20 and raw[0] not in "+-" and "e" not in raw.lower() and float(raw) > 0
+
+
+def parse_count(value: object, *, field: str, least: int = 0) -> int:
+    """A whole number, as it is or as a person writes it.
+
+    Raises
+    ------
+    UnitError
+        It is none, or below `least`.
+    """
+    if isinstance(value, str):
+        number = int(value) if _WHOLE.fullmatch(value.strip()) else None
+    else:
+        try:
+            number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            number = None
+    if number is None:
+        raise UnitError(f"{field} = {shown(value)} is not a whole number.", field=field, hint=f"Write {least} or more.")
+    if not least <= number <= _MOST:
+        raise UnitError(f"{field} = {shown(value)} is out of range.", field=field, hint=f"Write {least} or more.")
+    return number
 
 
 def parse_memory(text: str, *, field: str = "memory") -> int:
@@ -158,8 +185,8 @@ def parse_duration(text: str, *, field: str = "time") -> int:
 
 
 def format_duration(seconds: int) -> str:
-    """Seconds as a person reads them: ``4h``, ``1d 2h``, ``90s``."""
-    if seconds < 120:
+    """Seconds as a person reads them: ``4h``, ``1d 2h``, ``1m``, ``90s``."""
+    if seconds < 120 and seconds != 60:
         return f"{seconds}s"
     parts = []
     rest = seconds

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from clusterkernel.states import JobState
 
-__all__ = ["JobView", "OutputView"]
+__all__ = ["JobView", "OutputView", "of_bytes"]
 
 
 class OutputView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,6 +42,10 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         The counts and their product: ``2 nodes x 8 H100 = 16 GPUs``.
     stale_since : float or None
         Since when nothing was heard of it; the state is the last one known.
+    node : str
+        The nodes that it runs on, the first few by name.
+    rank : int
+        The process whose end tells why the job ended.
     progress : tuple of (float, float) or None
         Done and total.
     latest : dict
@@ -71,6 +77,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nodes: int = 1
     gpus: int = 0
     node: str = ""
+    rank: int = 0
     created: float | None = None
     started: float | None = None
     ended: float | None = None
@@ -94,3 +101,14 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.started is None or self.ended is None:
             return None
         return max(0.0, self.ended - self.started)
+
+
+_DECODER: Final = msgspec.json.Decoder(JobView)
+
+
+def of_bytes(data: bytes | None) -> JobView | None:
+    """The view that was kept; None where there is none, or it is damaged or of another version."""
+    try:
+        return _DECODER.decode(data) if data else None
+    except msgspec.DecodeError:
+        return None

@@ -20,7 +20,8 @@ import msgspec
 
 from clusterkernel import index, rescue
 from clusterkernel.backends import registry
-from clusterkernel.errors import ClusterKernelError, UnknownJobError
+from clusterkernel.backends.base import Backend
+from clusterkernel.errors import ClusterKernelError
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
 from clusterkernel.ledger import Ledger
@@ -34,6 +35,8 @@ _SLOW: Final = 1.0
 _LOOK: Final = 0.5
 # How often what is left of an array that was sent in part is tried again.
 _RESCUE: Final = 20.0
+# How often a platform is told again of a cancel that it did not take.
+_REPEAT: Final = 10.0
 # How soon a job is tried again whose turn it was not.
 _TURN: Final = 0.2
 # How long after news of a job its records are read quickly.
@@ -65,7 +68,8 @@ class Watcher:
         self._pool: ThreadPoolExecutor | None = None
         self._polls: dict[str, Future[dict[str, tuple[float, bytes]]]] = {}
         self._polled: dict[str, float] = {}
-        self._rescues: dict[str, tuple[float, Future[bool]]] = {}
+        self._errands: dict[tuple[str, str], tuple[float, Future[bool]]] = {}
+        self._senders = rescue.Senders(root.path)
         self._stopped = False
         self._waiters = 0
 
@@ -106,8 +110,14 @@ class Watcher:
         """Something happened (a submission, a cancel): look now."""
         self._wake.set()
 
-    def settle(self, jobs: Iterable[str], timeout: float) -> None:
-        """Wait until the platforms' words on these jobs have come in, at most `timeout` seconds."""
+    def settle(self, jobs: Iterable[str], timeout: float) -> set[str]:
+        """Wait until the platforms' words on these jobs have come in, at most `timeout` seconds.
+
+        Returns
+        -------
+        set of str
+            The backends that were asked and have not answered by then.
+        """
         deadline = time.monotonic() + timeout
         with self._lock:
             open_ = [self._tracked[job] for job in jobs if job in self._tracked]
@@ -115,6 +125,8 @@ class Watcher:
             while open_ and time.monotonic() < deadline:
                 open_ = [one for one in open_ if one.live and one.submitted and not one.answered]
                 time.sleep(0.01)
+        asked = {name for name, poll in list(self._polls.items()) if not poll.done()}
+        return asked & {one.name for one in open_}
 
     def hurry(self) -> _Hurry:
         """A context in which records are read quickly, since somebody waits."""
@@ -166,21 +178,25 @@ class Watcher:
     def _scan(self, tracking: Tracking, now: float) -> list[int]:
         try:
             return tracking.scan(now)
-        except (OSError, UnknownJobError) as error:
+        except OSError as error:
             # A folder that was removed under us, or a file system that hangs up.
             if not tracking.folder.path.is_dir():
-                for truth in tracking.tasks:
-                    truth.refused(f"Its folder {tracking.folder.path} was removed.")
-                tracking._live.clear()
+                tracking.removed()
                 return list(range(len(tracking.tasks)))
             for truth in tracking.tasks:
-                truth.note(f"Its folder cannot be read: {error}.")
+                truth.note(f"Its folder cannot be read: {error.strerror or error}.")
+            return []
+        except Exception as error:  # noqa: BLE001 - whatever one job's records hold, the others are watched on
+            _LOG.exception("The records of job %s cannot be read.", tracking.folder.id)
+            for truth in tracking.tasks:
+                truth.note(f"Its records cannot be read: {type(error).__name__}: {error}.")
             return []
 
     def _forget(self, job: str) -> None:
         with self._lock:
             self._tracked.pop(job, None)
-        self._rescues.pop(job, None)
+        for errand in [errand for errand in self._errands if errand[1] == job]:
+            del self._errands[errand]
         try:
             self._own_ledger().end(job)
         except (ClusterKernelError, OSError) as error:
@@ -202,6 +218,8 @@ class Watcher:
                 by_backend.setdefault(tracking.name, []).append(tracking)
             if not tracking.submitted or tracking.in_part:
                 self._rescue(tracking, now)
+            if tracking.submitted and tracking.pending_since is not None and now - tracking.pending_since >= _REPEAT:
+                self._go("cancel", tracking, now, _REPEAT, rescue.cancel)
         for name, group in by_backend.items():
             poll = self._polls.get(name)
             if poll is not None and poll.done():
@@ -231,11 +249,7 @@ class Watcher:
             nonlocal asked
             asked = True
             # About all live jobs of the user: other kernels take this answer too.
-            folders = [
-                folder
-                for folder in index.live(self.root, ledger)
-                if folder.record.spec.backend == name and folder.submission() is not None
-            ]
+            folders = [folder for folder in index.live(self.root, ledger) if _is_sent(folder, name)]
             return {job: msgspec.json.encode(list(seen)) for job, seen in backend.poll(folders).items()}
 
         poll = self._own_pool().submit(ledger.answers, lane, jobs, ask, max_age=backend.capabilities.poll_every)
@@ -248,32 +262,44 @@ class Watcher:
         return self._ledger
 
     def _rescue(self, tracking: Tracking, now: float) -> None:
-        """A job whose sender has ended before all of it was sent: see `rescue`. One kernel at a time does it."""
-        folder, backend = tracking.folder, tracking.backend
-        began, earlier = self._rescues.get(folder.id, (now, None))
+        """A job whose sender has ended before all of it was sent: see `rescue`."""
+        if self._senders.gone(tracking.folder.record, now):
+            pause = _RESCUE if tracking.in_part else tracking.backend.capabilities.poll_every
+            self._go("rescue", tracking, now, pause, rescue.rescue)
+
+    def _go(
+        self, what: str, tracking: Tracking, now: float, pause: float, do: Callable[[JobFolder, Backend], None]
+    ) -> None:
+        """Do something about a job in a thread, and again after a pause; one kernel of a user on a host at a time."""
+        folder, backend, ledger = tracking.folder, tracking.backend, self._own_ledger()
+        began, earlier = self._errands.get((what, folder.id), (now, None))
         if earlier is not None:
             if not earlier.done():
                 return
             error = earlier.exception()
             tried = error is not None or earlier.result()
             # Where it was the turn of another job, this one's comes soon: a killed kernel may leave many.
-            pause = _RESCUE if tracking.in_part else backend.capabilities.poll_every
             if now < began + (pause if tried else _TURN):
                 return
             if isinstance(error, ClusterKernelError):
                 for truth in tracking.tasks:
                     truth.note(str(error))
-        if not rescue.orphaned(folder.record):
-            return
-        ledger = self._own_ledger()
 
         def run() -> bool:
-            with ledger.turn("rescue") as mine:
+            with ledger.turn(what) as mine:
                 if mine:
-                    rescue.rescue(folder, backend, "The kernel ended before it was sent. Send it with %cluster_rerun.")
+                    do(folder, backend)
             return mine
 
-        self._rescues[folder.id] = now, self._own_pool().submit(run)
+        self._errands[what, folder.id] = now, self._own_pool().submit(run)
+
+
+def _is_sent(folder: JobFolder, backend: str) -> bool:
+    try:
+        return folder.record.spec.backend == backend and folder.submission() is not None
+    except OSError as error:  # one folder that cannot be read must not keep the others from being asked about
+        _LOG.warning("Job %s is not asked about: %s", folder.id, error)
+        return False
 
 
 class _Hurry:

@@ -77,7 +77,7 @@ def find(interpreter: str | None = None) -> Path | None:
     candidates = [interpreter, sys.executable, str(Path(command).parent / "python") if command else None]
     for candidate in candidates:
         if candidate is not None:
-            python = Path(candidate).expanduser()
+            python = Path(os.path.expanduser(candidate))
             if python.exists() and _installed(python) is not None:
                 return python
     return None

@@ -15,6 +15,7 @@ from clusterkernel import ledger
 from clusterkernel.backends.base import Availability, Capabilities, Check, Observation, Plan
 from clusterkernel.backends.slurm.environment import for_local
 from clusterkernel.errors import BackendError, SpecError, SubmissionError
+from clusterkernel.files import make_private, write_atomic
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
 from clusterkernel.records import Submission
@@ -73,9 +74,14 @@ class LocalBackend:
         wanted, here = spec.gpus, _gpus()
         if wanted > here:
             raise SpecError(
-                f"--gpus-per-node = {wanted}, but this machine has {here}.",
+                f"--gpus-per-node = {spec.resources.gpus_per_node}, but "
+                + (
+                    f"this machine has {here} of NVIDIA's."
+                    if here
+                    else "no NVIDIA GPU can be seen here: /dev has none."
+                ),
                 field="--gpus-per-node",
-                hint="Use --backend slurm, or ask for less.",
+                hint=f"Use --backend slurm, or {'ask for less' if here else 'leave it out'}.",
             )
         for field, what in _UNUSABLE.items():
             if value := getattr(spec.schedule, field):
@@ -109,10 +115,10 @@ class LocalBackend:
         python = spec.environment.interpreter or sys.executable
         runtime = JobRoot(folder.path.parent).runtime()
         slots_dir = ledger.local_dir() / "slots"
-        slots_dir.mkdir(mode=0o700, exist_ok=True)
+        make_private(slots_dir)
         words = [python, "-u", str(runtime), "local", str(folder.path), str(slots_dir), str(slots())]
         plan = self.plan(spec, folder, launch="exec " + " ".join(shlex.quote(word) for word in words))
-        folder.script.write_text(plan.text)
+        write_atomic(folder.script, plan.text.encode("utf-8", "surrogateescape"))
         try:
             done = subprocess.run(
                 ["/bin/bash", str(folder.script)],
@@ -133,13 +139,11 @@ class LocalBackend:
         return Submission(platform_ids=((identity[0], 0, folder.record.tasks),), cluster=socket.gethostname())
 
     def find(self, folder: JobFolder) -> Submission | None:
-        """The runner that a killed kernel had started: the claims name it."""
-        for task in range(folder.record.tasks):
-            holder = folder.holder(task)
-            if holder.count(":") >= 2:  # else nobody's, or withdrawn
-                host = holder.rsplit(":", 2)[0]
-                return Submission(platform_ids=((holder, 0, folder.record.tasks),), cluster=host)
-        return None
+        """The runner that a killed kernel had started: it has claimed the job before it says who it is."""
+        holder = folder.holder("runner")
+        if holder.count(":") < 2:
+            return None
+        return Submission(platform_ids=((holder, 0, folder.record.tasks),), cluster=holder.rsplit(":", 2)[0])
 
     def poll(self, folders: Sequence[JobFolder]) -> Mapping[str, Sequence[Observation]]:
         """Whether each job's runner lives. Jobs of another machine are not answered for."""

@@ -14,6 +14,7 @@ from clusterkernel import fields
 from clusterkernel.errors import FormatError
 from clusterkernel.formats import sources
 from clusterkernel.formats.model import Format, How, Parsed, Program, SourceField, TargetField, Written, worst
+from clusterkernel.paths import expand
 from clusterkernel.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ _SHOWN: Final[Mapping[Format, str]] = {
 }
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One row of the report.
 
     Attributes
@@ -130,7 +131,7 @@ class Conversion(msgspec.Struct, frozen=True, kw_only=True):
         FormatError
             It cannot be written.
         """
-        target = Path(path).expanduser()
+        target = expand(path, "path")
         try:
             target.write_text(self.text, encoding="utf-8")
         except OSError as error:
@@ -250,35 +251,34 @@ def _answer(field: str | None, targets: Mapping[str, TargetField]) -> TargetFiel
 
 
 def _row(source: SourceField, target: TargetField | None, parsed: Parsed, spec: JobSpec, to: Format) -> Row:
-    base = Row(
+    key = value = ""
+    how, reason = source.how, source.reason
+    if source.field is None:
+        pass
+    elif target is not None and target.how is not How.DROPPED:
+        key, value = target.key, target.value
+        how, reason = worst(how, target.how), _both(reason, target.reason)
+        if parsed.format is to and _same(source, target):
+            how, reason = How.EXACT, ""
+    elif target is None and _is_default(source.field, spec):
+        reason = reason or "It is what holds there anyway."
+    else:
+        how = How.DROPPED
+        reason = _both(reason, target.reason if target is not None else f"{_SHOWN[to]} has no place for it.")
+    return Row(
         source=source.key,
         value=source.value,
-        how=source.how,
-        reason=source.reason,
+        target=key,
+        target_value=value,
+        how=how,
+        reason=reason,
         line=source.line,
         field=source.field,
     )
-    if source.field is None:
-        return base
-    if target is None:
-        if _is_default(source.field, spec):
-            reason = source.reason or "It is what holds there anyway."
-            return msgspec.structs.replace(base, reason=reason)
-        return _dropped(base, f"{_SHOWN[to]} has no place for it.")
-    if target.how is How.DROPPED:
-        return _dropped(base, target.reason)
-    how = worst(source.how, target.how)
-    reasons = [source.reason, target.reason]
-    if parsed.format is to and _same(source, target):
-        how, reasons = How.EXACT, []
-    return msgspec.structs.replace(
-        base, target=target.key, target_value=target.value, how=how, reason=" ".join(filter(None, reasons))
-    )
 
 
-def _dropped(base: Row, reason: str) -> Row:
-    told = " ".join(filter(None, [base.reason, reason]))
-    return msgspec.structs.replace(base, how=How.DROPPED, reason=told)
+def _both(first: str, second: str) -> str:
+    return f"{first} {second}" if first and second else first or second
 
 
 def _is_default(field: str, spec: JobSpec) -> bool:

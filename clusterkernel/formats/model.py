@@ -120,7 +120,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         return None if not words or "=" in words[0] else words
 
 
-class Mount(msgspec.Struct, frozen=True):
+class Mount(msgspec.Struct, frozen=True, gc=False):
     """A path of the node that a container sees.
 
     Attributes
@@ -163,7 +163,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, tuple[str, ...]] = {}
 
 
-class SourceField(msgspec.Struct, frozen=True):
+# gc=False here and elsewhere: there are hundreds in each report, and no cycle passes through what holds texts only.
+class SourceField(msgspec.Struct, frozen=True, gc=False):
     """One field of a source.
 
     Attributes
@@ -191,7 +192,7 @@ class SourceField(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class TargetField(msgspec.Struct, frozen=True):
+class TargetField(msgspec.Struct, frozen=True, gc=False):
     """One field of the spec or program, on its way into a target.
 
     Attributes

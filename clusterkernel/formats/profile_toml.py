@@ -13,7 +13,7 @@ from clusterkernel import fields, fieldtext
 from clusterkernel.errors import FormatError, nearest
 from clusterkernel.formats import secrets
 from clusterkernel.formats.model import Format, How, Parsed, Program, SourceField, Written
-from clusterkernel.formats.reporting import Report, option_name
+from clusterkernel.formats.reporting import Report, by_name, option_name
 from clusterkernel.spec import JobSpec
 
 if sys.version_info >= (3, 11):
@@ -209,23 +209,12 @@ def write(spec: JobSpec, program: Program) -> Written:
     import tomli_w
 
     report = Report()
+    spec = by_name(spec, report)
     values = fields.values(spec)
-    env = spec.environment.env
-    hidden = [name for name in env if secrets.is_name(name) or secrets.is_value(env[name])]
-    if hidden:
-        kept = {name: text for name, text in env.items() if name not in hidden}
-        values["env"] = kept
-        if not kept:
-            del values["env"]
-        values["secrets"] = list(dict.fromkeys([*spec.environment.secrets, *hidden]))
-        for name in hidden:
-            report.changed(f"env.{name}", "secrets", name, "It is a secret: the profile has its name only.")
     for key in values:
         report.exact("extra.slurm" if key == "sbatch" else key, key, _shown(key, values[key]))
-    if env and len(hidden) < len(env):
-        for name, text in env.items():
-            if name not in hidden:
-                report.exact(f"env.{name}", f"env.{name}", text)
+    for name, text in spec.environment.env.items():
+        report.exact(f"env.{name}", f"env.{name}", text)
     if spec.array is not None:
         report.dropped("array", "map_jobs makes arrays, and no profile.")
     for stage in spec.stages:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
+
 from clusterkernel import fields, fieldtext
+from clusterkernel.formats import secrets
 from clusterkernel.formats.model import How, Program, TargetField
 from clusterkernel.spec import JobSpec
 
-__all__ = ["Report", "said"]
+__all__ = ["Report", "by_name", "said"]
 
 # Fields that hold several values, and the unit of one of them.
 _SEVERAL: Final = frozenset({"pairs", "names", "lines", "volumes"})
@@ -45,8 +48,9 @@ class Report:
 
     def answers(self, field: str) -> bool:
         """Whether something was told of this field, or of all items of it."""
-        parts = field.split(".")
-        return any(".".join(parts[:end]) in self._rows for end in range(len(parts), 0, -1))
+        while field and field not in self._rows:
+            field = field.rpartition(".")[0]
+        return bool(field)
 
     def rows(self, spec: JobSpec, program: Program, rest: str) -> tuple[TargetField, ...]:
         """All rows; what nobody told anything of is dropped, for the reason `rest`."""
@@ -54,6 +58,22 @@ class Report:
             if not self.answers(field):
                 self.dropped(field, rest)
         return tuple(self._rows.values())
+
+
+def by_name(spec: JobSpec, report: Report) -> JobSpec:
+    """The spec with its secrets by their names, where it has some in the clear among its variables."""
+    env = spec.environment.env
+    hidden = [name for name, value in env.items() if value and (secrets.is_name(name) or secrets.is_value(value))]
+    if not hidden:
+        return spec
+    for name in hidden:
+        report.changed(f"env.{name}", name, secrets.HIDDEN, "It is a secret: the job takes it by its name.")
+    environment = msgspec.structs.replace(
+        spec.environment,
+        env={name: value for name, value in env.items() if name not in hidden},
+        secrets=tuple(dict.fromkeys([*spec.environment.secrets, *hidden])),
+    )
+    return msgspec.structs.replace(spec, environment=environment)
 
 
 def said(spec: JobSpec, program: Program) -> Iterator[tuple[str, str]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Final
 
-__all__ = ["HIDDEN", "found", "is_name", "is_value", "is_wandb_key", "name_for", "shown"]
+__all__ = ["HIDDEN", "found", "is_name", "is_value", "is_wandb_key", "name_for", "quiet", "shown"]
 
 #: What stands in a report where a secret stood.
 HIDDEN: Final = "***"
@@ -20,12 +21,19 @@ _NO_NAME: Final = re.compile(
 )
 # The forms of keys that well-known services give out.
 _VALUE: Final = re.compile(
-    r"hf_[A-Za-z0-9]{20,}|sk-(?:[a-z]+-)*[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
+    # not within a word: a task-..., a mask-... is no key
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{20,}"
+    r"|sk-(?:[a-z]+\d*-)*(?:[A-Za-z0-9]{20,}|(?=[\w-]*[A-Z])(?=[\w-]*\d)[\w-]{20,})|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
     r"|glpat-[\w-]{20,}|xox[abposr]-[\w-]{10,}|AKIA[0-9A-Z]{16}|AIza[\w-]{35}|wandb_v1_\w{20,}"
-    r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,}",
+    r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,})",
     re.ASCII,
 )
 _IN_URL: Final = re.compile(r"(?<=://)[^/\s:@'\"]{1,100}:[^/\s@'\"]{1,200}(?=@)")
+# What stands before the value of a variable in any of the formats, and that value.
+_SAYS: Final = re.compile(r"(?<![\w-])([A-Za-z_][\w-]*)[\"']?\s*[=:]\s*[\"'\[({]*")
+_SAID: Final = re.compile(r"[^\s\"',;\])}]*")
+#: Of either: ``x://a:b@``.
+_SHORTEST: Final = 8
 _HEX_KEY: Final = re.compile(r"[0-9a-f]{40}", re.ASCII)
 # Which variable a service reads its key from.
 _SERVICES: Final = (
@@ -38,6 +46,7 @@ _SERVICES: Final = (
 )
 
 
+@functools.lru_cache(4096)
 def is_name(name: str) -> bool:
     """Whether a variable, or an option, of this name holds a secret."""
     plain = name.strip("-").replace("-", "_")
@@ -46,7 +55,7 @@ def is_name(name: str) -> bool:
 
 def is_value(text: str) -> bool:
     """Whether a text has the form of a key, or a password within an address."""
-    return bool(_VALUE.search(text) or _IN_URL.search(text))
+    return len(text) >= _SHORTEST and bool(_VALUE.search(text) or _IN_URL.search(text))
 
 
 def found(text: str) -> list[str]:
@@ -67,6 +76,17 @@ def is_wandb_key(text: str) -> bool:
     return bool(_HEX_KEY.fullmatch(text))
 
 
+def quiet(text: str) -> str:
+    """As `shown`, and without the values of variables that a secret has: for what an error quotes."""
+    parts, at = [], 0
+    text = shown(text)
+    for match in _SAYS.finditer(text):
+        if match.start() >= at and is_name(match[1]):
+            parts += [text[at : match.end()], HIDDEN]
+            at = _SAID.match(text, match.end()).end()  # type: ignore[union-attr]
+    return "".join([*parts, text[at:]])
+
+
 def shown(text: str) -> str:
     """A text with what has the form of a key taken out, for reports and errors."""
-    return _IN_URL.sub(HIDDEN, _VALUE.sub(HIDDEN, text))
+    return _IN_URL.sub(HIDDEN, _VALUE.sub(HIDDEN, text)) if len(text) >= _SHORTEST else text

@@ -7,12 +7,13 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
-from clusterkernel.errors import FormatError, nearest
+from clusterkernel.errors import ClusterKernelError, FormatError, nearest
+from clusterkernel.formats import secrets
 from clusterkernel.formats.cloud.keys import KNOWN
 from clusterkernel.formats.model import Format, Parsed
+from clusterkernel.paths import expand
 
 __all__ = ["LARGEST", "detect", "format_of", "load", "read"]
 
@@ -79,18 +80,20 @@ def load(source: str | os.PathLike[str]) -> tuple[str, str]:
         return source, "The text"
     if not isinstance(source, str | os.PathLike):
         raise FormatError(f"The source is of type {type(source).__name__}.", hint="Give a path, or the text itself.")
-    path = Path(os.fsdecode(source)).expanduser()
+    path = expand(os.fsdecode(source), "source")
     shown = path.name or str(path)
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise FormatError(f"{path} is no file.", hint="Give the path of a script, a YAML file or a profile.")
-        with open(path, "rb") as file:
-            data = file.read(LARGEST + 1)
+        regular = stat.S_ISREG(path.stat().st_mode)
+        if regular:
+            with open(path, "rb") as file:
+                data = file.read(LARGEST + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it has a NUL character"
         raise FormatError(
             f"{str(path)[:200]!r} cannot be read: {reason}.", hint="Give a path, or the text itself (of several lines)."
         ) from None
+    if not regular:
+        raise FormatError(f"{path} is no file.", hint="Give the path of a script, a YAML file or a profile.")
     if len(data) > LARGEST:
         raise FormatError(f"{shown} has more than {LARGEST >> 20} MiB.", hint="Is it the right file?")
     return _decoded(data, shown), shown
@@ -161,5 +164,10 @@ def read(
     module: Any = importlib.import_module(f"clusterkernel.formats.{_READERS[found]}")
     given = {str(key): str(value) for key, value in (values or {}).items()}
     more = {"options": options} if found is Format.SLURM else {}
-    parsed: Parsed = module.read(text, name=name, values=given, **more)
+    try:
+        parsed: Parsed = module.read(text, name=name, values=given, **more)
+    except ClusterKernelError as error:
+        error.message, error.hint = secrets.quiet(error.message), secrets.shown(error.hint)
+        error.args = (error.message,)
+        raise
     return parsed

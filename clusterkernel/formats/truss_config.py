@@ -25,7 +25,7 @@ from clusterkernel.formats.launch.writer import Meeting
 from clusterkernel.formats.limits import Limit, raise_first
 from clusterkernel.formats.model import Program, Step, Written
 from clusterkernel.formats.python_text import Source, block, call, literal
-from clusterkernel.formats.reporting import Report
+from clusterkernel.formats.reporting import Report, by_name
 from clusterkernel.spec import JobSpec, describe
 
 __all__ = ["limits", "write"]
@@ -97,6 +97,7 @@ def write(spec: JobSpec, program: Program) -> Written:
     if not program.steps:
         raise SpecError("The source does not say what is run.", field="program", hint="Add a command: a job runs one.")
     report = Report()
+    spec = by_name(spec, report)
     for field, why in _NO_PLACE.items():
         if fields.get(spec, field) != fields.FIELDS[field].default:
             report.dropped(field, why)

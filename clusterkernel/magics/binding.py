@@ -167,4 +167,5 @@ class Deliveries:
         except ClusterKernelError as error:
             return error
         job.folder.write_delivered((name,))
+        self.cards.delivered(job, bound=(name,), note="")
         return None

@@ -101,6 +101,8 @@ class Cards:
         self._live: list[_Card] = []
         self._thread: threading.Thread | None = None
         self._stopped = False
+        # What became of a job's names in this kernel, for cards that are shown later.
+        self._told: dict[str, tuple[tuple[str, ...], str]] = {}
         self._just_shown: tuple[int, set[str]] = (0, set())
         #: Whether a cell runs: who executes a notebook without a browser hears nothing between cells.
         self.in_cell = False
@@ -127,6 +129,7 @@ class Cards:
 
     def _display(self, job: Job | JobArray) -> None:
         card = _Card(job)
+        card.bound, card.note = self._told.get(job.id, ((), ""))
         bundle = card.bundle()
         if not in_kernel(self._shell):
             publish(bundle)
@@ -156,9 +159,12 @@ class Cards:
     def delivered(self, job: Job, *, bound: tuple[str, ...], note: str) -> None:
         """Say on the job's cards what became of its names; from any thread."""
         with self._condition:
+            before, _ = self._told.get(job.id, ((), ""))
+            told = self._told[job.id] = (tuple(dict.fromkeys((*before, *bound))), note)
             for card in self._live:
                 if card.job is job:
-                    card.bound, card.note, card.dirty = bound, note, True
+                    card.bound, card.note = told
+                    card.dirty = True
             self._condition.notify()
 
     def flush(self) -> None:

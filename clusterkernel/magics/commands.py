@@ -76,7 +76,7 @@ COMMANDS: Final = (
     Command("logs", "look", "Print what a job printed."),
     Command("metrics", "look", "A job's metrics as a DataFrame, also while it runs."),
     Command("wait", "manage", "Wait for jobs, and fail as they failed. An interrupt stops the wait, not the jobs."),
-    Command("bind", "manage", "Bind names that a job saved; without names those behind its -o."),
+    Command("bind", "manage", "Bind names that a job saved, whatever their size; without names those behind its -o."),
     Command("cancel", "manage", "End jobs."),
     Command("rerun", "manage", "Send a job again, as it was or with changes."),
     Command("clean", "manage", "Show what the folders of ended jobs take; with --yes delete them."),

@@ -30,7 +30,7 @@ _PATIENCE: Final = 1.0
 _KEEP: Final = 60.0
 
 
-def completions(kernel: ClusterKernel, before: str, full_text: str) -> tuple[list[str], str]:
+def completions(kernel: ClusterKernel, before: str, full_text: str) -> tuple[list[str] | None, str]:
     """What may follow.
 
     Parameters
@@ -44,12 +44,13 @@ def completions(kernel: ClusterKernel, before: str, full_text: str) -> tuple[lis
 
     Returns
     -------
-    tuple of (list of str, str)
-        The words, and the part before the cursor that they replace.
+    tuple of (list of str or None, str)
+        The words, and the part before the cursor that they replace; None where others know better: on a line
+        that is not ours, and for files.
     """
     match = _LINE.match(before)
     if match is None:
-        return [], ""
+        return None, ""
     percent, magic, rest = match.groups()
     fragment = re.split(r"\s", rest)[-1]
     words = rest[: len(rest) - len(fragment)].split()
@@ -71,6 +72,8 @@ def completions(kernel: ClusterKernel, before: str, full_text: str) -> tuple[lis
     option = _option_for(words, fragment, flags, options)
     if option is None:
         return [], ""
+    if option.values is Values.FILE:
+        return None, ""
     part = fragment.rpartition("=")[2] if fragment.startswith("--") else fragment
     if option.many in ("append", "words"):
         part = part.rpartition(",")[2]
@@ -147,8 +150,8 @@ def _job_ids() -> list[str]:
     from clusterkernel.jobroot import default_root
 
     with os.scandir(default_root()) as entries:
-        numbers = sorted((int(entry.name) for entry in entries if entry.name.isdigit()), reverse=True)
-    return [str(number) for number in numbers[:50]]
+        names = [entry.name for entry in entries if entry.name.isascii() and entry.name.isdigit()]
+    return sorted(names, key=lambda name: (len(name), name), reverse=True)[:50]
 
 
 def _secrets() -> list[str]:

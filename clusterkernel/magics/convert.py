@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from IPython.core.error import UsageError
 
 from clusterkernel.formats.model import Format
+from clusterkernel.language import say
 from clusterkernel.magics.commands import Details
 from clusterkernel.magics.options import Option
 from clusterkernel.magics.values import Values
@@ -48,14 +49,14 @@ def convert(kernel: ClusterKernel, args: argparse.Namespace) -> pd.DataFrame:
 
     if not args.to:
         raise UsageError(f"%cluster_convert needs --to. Known: {', '.join(_FORMATS)}.")
+    if args.bind and not args.bind.isidentifier():
+        raise UsageError(f"--as {args.bind} is no name.")
     done = run(Path(args.SOURCE), args.to, **_given(args))
     if args.output:
-        print(f"{done.write(args.output)} is written.")
+        print(say("{path} is written.", path=done.write(args.output)))
     else:
         print(done.text)
     if args.bind:
-        if not args.bind.isidentifier():
-            raise UsageError(f"--as {args.bind} is no name.")
         kernel.shell.user_ns[args.bind] = done
     return done.report
 

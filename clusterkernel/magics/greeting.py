@@ -9,12 +9,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-import msgspec
-
-from clusterkernel import index
+from clusterkernel import index, views
 from clusterkernel.backends import registry
 from clusterkernel.errors import ClusterKernelError
 from clusterkernel.jobroot import JobRoot, default_root
+from clusterkernel.language import plural, say
 from clusterkernel.ledger import Ledger
 from clusterkernel.views import JobView
 
@@ -25,16 +24,17 @@ _MARK: Final = ".last-kernel"
 _COMMANDS: Final = MappingProxyType({"slurm": "sbatch"})
 # Only the newest are looked at: loading must be quick, and %cluster_jobs lists all.
 _NEWEST: Final = 30
+_FEW: Final = 5
 
 
 def greeting() -> str:
     """Which backends are here, and what became of jobs since the last kernel."""
     found = [name for name in registry.BUILT_IN if _found(name)]
-    line = f"clusterkernel: {_and(found)} found."
+    line = say("clusterkernel: {backends} found.", backends=_and(found))
     try:
         return line + _since_last(default_root())
     except (ClusterKernelError, OSError) as error:
-        return f"{line} The jobs cannot be read: {error}"
+        return f"{line} {say('The jobs cannot be read: {error}', error=error)}"
 
 
 def _found(name: str) -> bool:
@@ -49,29 +49,36 @@ def _found(name: str) -> bool:
 def _since_last(root: Path) -> str:
     if not root.is_dir():
         return ""
-    views = _newest(JobRoot(root))
-    if not views:
+    newest = _newest(JobRoot(root))
+    if not newest:
         return ""
     mark = root / _MARK
     last = mark.stat().st_mtime if mark.exists() else 0.0
     mark.touch(mode=0o600)
-    live = [view.id for view in views if not view.state.terminal]
-    ended = [f"{view.id} ({view.state})" for view in views if view.state.terminal and (view.ended or 0.0) > last]
-    line = ""
+    live = [view.id for view in newest if not view.state.terminal]
+    ended = [f"{view.id} ({view.state})" for view in newest if view.state.terminal and (view.ended or 0.0) > last]
+    lines = []
     if ended:
-        line += f" Ended since last time: {_and(ended[-5:])}"
-        line += f", and {len(ended) - 5} more." if len(ended) > 5 else "."
+        lines.append(say("Ended since last time: {jobs}.", jobs=_few(ended)))
     if live:
-        line += f" Job{'s' * (len(live) > 1)} {_and(live[-5:])}{' and more' * (len(live) > 5)} "
-        line += "live." if len(live) > 1 else "lives."
-    return line + " %cluster_jobs lists all." * bool(line)
+        lines.append(plural("Job {jobs} lives.", "Jobs {jobs} live.", len(live), jobs=_few(live)))
+    if lines:
+        lines.append(say("%cluster_jobs lists all."))
+    return "".join(f" {line}" for line in lines)
+
+
+def _few(words: Sequence[str]) -> str:
+    """The newest of them, and how many more there are."""
+    if len(words) <= _FEW:
+        return _and(words)
+    return say("{words} and {count} more", words=", ".join(words[-_FEW:]), count=len(words) - _FEW)
 
 
 def _newest(root: JobRoot) -> list[JobView]:
     with contextlib.closing(Ledger(root.path)) as ledger:
         known = index.sync(root, ledger)
     newest = [known[job] for job in sorted(known, key=int)[-_NEWEST:]]
-    ended = [msgspec.json.decode(summary, type=JobView) for summary in newest if summary]
+    ended = [view for summary in newest if (view := views.of_bytes(summary)) is not None]
     if len(ended) == len(newest):
         return ended
     from clusterkernel import submission  # 25 ms: only where some job may live
@@ -80,4 +87,6 @@ def _newest(root: JobRoot) -> list[JobView]:
 
 
 def _and(words: Sequence[str]) -> str:
-    return ", ".join(words[:-1]) + " and " * (len(words) > 1) + words[-1] if words else ""
+    if len(words) < 2:
+        return "".join(words)
+    return say("{words} and {last}", words=", ".join(words[:-1]), last=words[-1])

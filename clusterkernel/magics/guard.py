@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from IPython.core.error import InputRejected
 
+from clusterkernel.language import say
 from clusterkernel.magics.binding import Deliveries
 from clusterkernel.magics.pending import Pending, job_of, pending_names, still_pending
 from clusterkernel.magics.waiting import WaitStopped, wait_for
@@ -79,7 +80,8 @@ class Guard(ast.NodeTransformer):
         try:
             for job in jobs.values():
                 if not job.done():
-                    print(f"Waiting for {', '.join(needed)} of job {job.id} ({job.state}).")
+                    names = ", ".join(needed)
+                    print(say("Waiting for {names} of job {id} ({state}).", names=names, id=job.id, state=job.state))
             wait_for(list(jobs.values()))
         except WaitStopped as stopped:
             return stopped

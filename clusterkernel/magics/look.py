@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Final
 from IPython.core.error import UsageError
 
 from clusterkernel import logs as output
+from clusterkernel import units
 from clusterkernel.errors import nearest
+from clusterkernel.language import say
 from clusterkernel.magics.cards import publish
 from clusterkernel.magics.commands import Details
 from clusterkernel.magics.options import BACKEND, IDS, ONE, Option
@@ -44,7 +46,10 @@ def one_job(word: str) -> Job | JobArray:
 
 def jobs_of(words: Sequence[str]) -> list[Job | JobArray]:
     """The jobs with these ids; commas may stand between them."""
-    return [one_job(word) for text in words for word in text.replace(",", " ").split()]
+    ids = [word for text in words for word in text.replace(",", " ").split()]
+    if not ids:
+        raise UsageError("No job is named. Write its number, such as 12; %cluster_jobs lists all.")
+    return [one_job(word) for word in ids]
 
 
 def single(made: Job | JobArray, flag: str) -> Job:
@@ -61,11 +66,7 @@ def tasks_of(made: Sequence[Job | JobArray]) -> list[Job]:
 
 def number(word: str | None, flag: str, default: int) -> int:
     """A count from a flag."""
-    if word is None:
-        return default
-    if not word.isdigit():
-        raise UsageError(f"{flag} = {word!r} is not a whole number. Write {flag} {default}.")
-    return int(word)
+    return default if word is None else units.parse_count(word, field=flag)
 
 
 def jobs(kernel: ClusterKernel, args: argparse.Namespace) -> pd.DataFrame:
@@ -92,10 +93,10 @@ def status(kernel: ClusterKernel, args: argparse.Namespace) -> None:
         return
     views = [view for view in submission.summaries() if not view.state.terminal]
     if not views:
-        print("No job lives. %cluster_jobs lists those that ended.")
+        print(say("No job lives. %cluster_jobs lists those that ended."))
         return
     now = time.time()
-    html = render.table_html(views, title="Jobs that live", now=now)
+    html = render.table_html(views, title=say("Jobs that live"), now=now)
     publish({"text/plain": render.table_text(views, now=now), "text/html": html})
 
 
@@ -105,16 +106,27 @@ def logs(kernel: ClusterKernel, args: argparse.Namespace) -> None:
     rank = number(args.rank, "--rank", 0)
     lines = number(args.lines, "-n", _LINES)
     job = single(one_job(args.ID), "%cluster_logs")
+    attempt = None if args.attempt is None else units.parse_count(args.attempt, field="--attempt")
+    if args.follow and attempt is not None:
+        raise UsageError("--follow and --attempt exclude each other: an earlier attempt has ended.")
     if args.follow:
         follow(job, stream, rank, lines)
         return
-    text = job.logs(lines or None, stream=stream, rank=rank)
+    text = job.logs(lines or None, stream=stream, rank=rank, attempt=attempt)
     if text:
         print(text)
     else:
-        print(f"Job {job.id} ({job.state}) printed nothing{' to stderr' if args.stderr else ''} so far.")
-    if lines and (note := _left_out(text, lines, output.size(job.out(rank), stream), asked=args.lines is not None)):
-        print(f"{note} All of it lies in {job.out(rank)}; %cluster_logs {job.id} -n 0 prints it.")
+        places = {"id": job.id, "state": job.state}
+        if args.stderr:
+            print(say("Job {id} ({state}) printed nothing to stderr so far.", **places))
+        else:
+            print(say("Job {id} ({state}) printed nothing so far.", **places))
+    out = job.out(rank, attempt)
+    if lines and (note := _left_out(text, lines, output.size(out, stream), asked=args.lines is not None)):
+        whole = say("All of it lies in {folder}; %cluster_logs {id} -n 0 prints it.", folder=out, id=job.id)
+        print(f"{note} {whole}")
+    if attempt is None and (last := job.truth.attempt):
+        print(say("This is attempt {last}; --attempt shows those before: 0 to {before}.", last=last, before=last - 1))
 
 
 def _left_out(text: str, lines: int, size: int, *, asked: bool) -> str:
@@ -123,8 +135,8 @@ def _left_out(text: str, lines: int, size: int, *, asked: bool) -> str:
 
     shown = text.count("\n") + 1
     if size > output.TAIL_BYTES and (shown < lines or len(text) > output.TAIL_BYTES // 2):
-        return f"This is the end of {format_size(size)}."
-    return f"These are the last {lines} lines." if shown >= lines and not asked else ""
+        return say("This is the end of {size}.", size=format_size(size))
+    return say("These are the last {count} lines.", count=lines) if shown >= lines and not asked else ""
 
 
 def follow(job: Job, stream: str, rank: int, lines: int) -> None:
@@ -138,14 +150,20 @@ def follow(job: Job, stream: str, rank: int, lines: int) -> None:
                 skipped += len(chunk)
                 continue
             if skipped:
-                print(f"\n[{skipped} characters were left out; the whole output lies in {job.folder.path}]")
+                print(_skipped(skipped, job))
                 skipped = 0
             budget -= len(chunk)
             sys.stdout.write(chunk)
             sys.stdout.flush()
     if skipped:
-        print(f"\n[{skipped} characters were left out; the whole output lies in {job.folder.path}]")
-    print(f"Job {job.id}: {job.state}{': ' * bool(job.reason)}{job.reason}")
+        print(_skipped(skipped, job))
+    print(say("Job {id}: {state}", id=job.id, state=": ".join(filter(None, [job.state, job.reason]))))
+
+
+def _skipped(count: int, job: Job) -> str:
+    return "\n" + say(
+        "[{count} characters were left out; the whole output lies in {folder}]", count=count, folder=job.folder.path
+    )
 
 
 def metrics(kernel: ClusterKernel, args: argparse.Namespace) -> pd.DataFrame:
@@ -192,6 +210,7 @@ DETAILS: Final = {
             Option(("-n", "--lines"), "lines", "So many lines from the end; 0 for all.", metavar="200"),
             Option(("--stderr",), "stderr", "Only what went to stderr.", Values.NONE),
             Option(("--rank",), "rank", "Process whose output is shown.", metavar="0"),
+            Option(("--attempt",), "attempt", "Start whose output is shown; by itself the last.", metavar="0"),
         ),
         logs,
     ),

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from IPython.core.error import UsageError
 
 from clusterkernel import units
-from clusterkernel.errors import ClusterKernelError, nearest
+from clusterkernel.errors import BackendUnavailable, ClusterKernelError, nearest
+from clusterkernel.language import plural, say
 from clusterkernel.magics import train
 from clusterkernel.magics.commands import Details
 from clusterkernel.magics.look import jobs_of, one_job, single, tasks_of
@@ -57,8 +58,8 @@ def bind(kernel: ClusterKernel, args: argparse.Namespace) -> None:
     outputs = job.outputs
     names = names or list(job.record.payload.bind)
     if not names:
-        saved = ", ".join(outputs) or "nothing"
-        raise UsageError(f"Job {job.id} has no -o names. Name some that it saved: {saved}.")
+        saved = f"Name some that it saved: {', '.join(outputs)}." if outputs else "It saved no others."
+        raise UsageError(f"Job {job.id} has no -o names. {saved}")
     view = job.summary()
     for name in names:
         if name not in view.outputs:
@@ -67,17 +68,22 @@ def bind(kernel: ClusterKernel, args: argparse.Namespace) -> None:
     values = {name: outputs[name] for name in names}
     kernel.shell.user_ns.update(values)
     job.folder.write_delivered(tuple(names))
-    print(f"Bound {', '.join(names)} from job {job.id}.")
+    kernel.cards.delivered(job, bound=tuple(names), note="")
+    print(say("Bound {names} from job {id}.", names=", ".join(names), id=job.id))
 
 
 def cancel(kernel: ClusterKernel, args: argparse.Namespace) -> None:
     """``%cluster_cancel``."""
     for job in jobs_of(_some(args.IDS, "cancel")):
         if job.state.terminal:
-            print(f"Job {job.id} has ended already: {job.state}.")
+            print(say("Job {id} has ended already: {state}.", id=job.id, state=job.state))
         else:
-            job.cancel()
-            print(f"Job {job.id} is asked to end.")
+            try:
+                job.cancel()
+            except BackendUnavailable as error:  # the request stands; the others are asked all the same
+                print(error)
+            else:
+                print(say("Job {id} is asked to end.", id=job.id))
 
 
 def rerun(kernel: ClusterKernel, args: argparse.Namespace) -> Any:
@@ -85,7 +91,7 @@ def rerun(kernel: ClusterKernel, args: argparse.Namespace) -> Any:
     from clusterkernel import submission
 
     old = one_job(args.ID)
-    as_name = train.names_of([args.as_name], "--as")[0] if args.as_name else ""
+    as_name = train.names_of([args.as_name], "--as")[0] if args.as_name is not None else ""
     wanted = {name: value for name, value in vars(args).items() if value is not None and name in train.known_fields()}
     made = submission.rerun(old, _changes(args.set or []), wanted)
     return train.follow_up(kernel, made, as_name=as_name, wait=bool(args.wait))
@@ -114,12 +120,12 @@ def doctor(kernel: ClusterKernel, args: argparse.Namespace) -> None:
         about = backend.available()
         print(f"{name}: {about.detail}")
         if not about.ok:
-            print(f"  Mend: {about.fix}" if about.fix else "  It cannot be used here.")
+            print("  " + (say("Mend: {fix}", fix=about.fix) if about.fix else say("It cannot be used here.")))
             continue
         for check in _checks(backend, args):
             print(f"  {'✓' if check.ok else '✗'} {check.name}: {check.detail}")
             if not check.ok and check.fix:
-                print(f"      Mend: {check.fix}")
+                print("      " + say("Mend: {fix}", fix=check.fix))
 
 
 def _checks(backend: Any, args: argparse.Namespace) -> Any:
@@ -141,22 +147,28 @@ def clean(kernel: ClusterKernel, args: argparse.Namespace) -> None:
         views = [view for view in views if view.id in wanted]
         if live := [view.id for view in views if not view.state.terminal]:
             raise ClusterKernelError(f"Job {live[0]} has not ended.", hint=f"%cluster_cancel {live[0]} ends it first.")
-    views = [view for view in views if view.state.terminal]
+    views = [view for view in views if view.state.terminal and view.backend]  # what cannot be read may still run
     if args.older:
         limit = time.time() - units.parse_duration(args.older, field="--older")
         views = [view for view in views if (view.ended or view.created or 0) < limit]
     if not views:
-        print("There is nothing to delete: no job that ended matches.")
+        print(say("There is nothing to delete: no job that ended matches."))
         return
     root = JobRoot()
     sizes = {view.id: root.open(view.id).size() for view in views}
     if args.yes:
         for view in views:
             submission.remove(view.id)
-        print(f"Deleted {len(views)} job{'s' * (len(views) > 1)}; {format_size(sum(sizes.values()))} are free.")
+        free = format_size(sum(sizes.values()))
+        print(
+            plural(
+                "Deleted {count} job; {size} are free.", "Deleted {count} jobs; {size} are free.", len(views), size=free
+            )
+        )
         return
     print("\n".join(_listing(views, sizes)))
-    print(f"In all {format_size(sum(sizes.values()))} in {root.path}. Nothing was deleted; add --yes for that.")
+    total = format_size(sum(sizes.values()))
+    print(say("In all {size} in {folder}. Nothing was deleted; add --yes for that.", size=total, folder=root.path))
 
 
 def _listing(views: list[JobView], sizes: dict[str, int]) -> list[str]:

@@ -15,6 +15,13 @@ __all__ = ["install", "remove"]
 _IDENTIFIER: Final = "clusterkernel.options"
 
 
+class _Ours(list[Any]):
+    """Completions of a line that is ours: IPython puts others aside only where there seems to be one."""
+
+    def __len__(self) -> int:
+        return max(1, super().__len__())
+
+
 def install(kernel: ClusterKernel) -> Callable[..., Any] | None:
     """Add our matcher to the shell's completer.
 
@@ -37,9 +44,9 @@ def install(kernel: ClusterKernel) -> Callable[..., Any] | None:
         before = context.line_with_cursor[: context.cursor_position]
         words, fragment = completions(kernel, before, context.full_text)
         return {
-            "completions": [SimpleCompletion(text=word, type="magic option") for word in words],
+            "completions": _Ours(SimpleCompletion(text=word, type="magic option") for word in words or ()),
             "matched_fragment": fragment,
-            "suppress": True,
+            "suppress": words is not None,
             "do_not_suppress": set(),
             "ordered": False,
         }

@@ -56,6 +56,7 @@ ONE: Final = Option(("ID",), "ID", "A job: 12, or 12_3 for task 3 of an array.",
 IDS: Final = Option(("IDS",), "IDS", "Jobs: 12 13.", Values.JOBS, "ID", "words")
 BACKEND: Final = Option(("--backend",), "backend", "Only this backend.", Values.BACKEND, "slurm")
 
+_PATHS: Final = frozenset({"files", "interpreter", "workdir"})
 _HEADINGS: Final = {
     "": "the run",
     "resources": "what each node brings",
@@ -96,7 +97,7 @@ def _field_option(field: Field) -> Option:
     if field.unit == "switch":
         return Option((field.flag,), field.name, field.help, many="switch", group=heading, choices=("yes", "no"))
     text = field.help + (" May be repeated." if field.repeats else "")
-    values = Values.BACKEND if field.name == "backend" else Values.FILE if field.name == "files" else Values.FIELD
+    values = Values.BACKEND if field.name == "backend" else Values.FILE if field.name in _PATHS else Values.FIELD
     return Option(
         (field.flag,),
         field.name,

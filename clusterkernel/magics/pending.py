@@ -112,7 +112,9 @@ def still_pending(value: Pending) -> PendingError:
             hint=f"%cluster_bind {job.id} {name} binds what it was by then." if left else f"%cluster_logs {job.id}",
         )
     if output is not None and output.error:
-        return PendingError(f"{name} could not be saved by job {job.id}: {output.error}.")
+        from clusterkernel.loading import MEND  # only where something is wrong: loading must be quick
+
+        return PendingError(f"{name} could not be saved by job {job.id}: {output.error}.", hint=MEND)
     if output is not None:
         return PendingError(
             f"{name} was saved by job {job.id} and is not bound.", hint=f"%cluster_bind {job.id} {name} binds it."

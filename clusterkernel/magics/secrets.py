@@ -13,6 +13,7 @@ from IPython.core.error import StdinNotImplementedError, UsageError
 
 from clusterkernel import secretstore
 from clusterkernel.errors import SpecError, nearest
+from clusterkernel.language import say
 from clusterkernel.magics.commands import Details
 from clusterkernel.magics.notebook import in_kernel
 from clusterkernel.magics.options import Option
@@ -53,17 +54,18 @@ def secret(kernel: ClusterKernel, args: argparse.Namespace) -> None:
     for each in words:
         if not secretstore.forget(each):
             raise UsageError(f"There is no secret {each!r}. {nearest(each, secretstore.names())}".rstrip())
-        print(f"Forgot {each}. A job that has yet to start and asks for it will not start.")
+        print(say("Forgot {name}. A job that has yet to start and asks for it will not start.", name=each))
 
 
 def show() -> None:
     """Print the names."""
     names = secretstore.names()
     if not names:
-        print("There are no secrets. %cluster_secret set HF_TOKEN asks for the value of one and keeps it.")
+        print(say("There are no secrets. %cluster_secret set HF_TOKEN asks for the value of one and keeps it."))
         return
     print("\n".join(names))
-    print(f"They lie in {secretstore.store_file()}. A job gets those that it asks for: --secrets {names[0]}.")
+    path = secretstore.store_file()
+    print(say("They lie in {path}. A job gets those that it asks for: --secrets {name}.", path=path, name=names[0]))
 
 
 def keep(kernel: ClusterKernel, name: str, variable: str | None) -> None:
@@ -75,7 +77,8 @@ def keep(kernel: ClusterKernel, name: str, variable: str | None) -> None:
     else:
         value = _asked(kernel, name)
     secretstore.save(name, value.strip())
-    print(f"{name} is kept in {secretstore.store_file()}. A job gets it that asks for it: --secrets {name}.")
+    path = secretstore.store_file()
+    print(say("{name} is kept in {path}. A job gets it that asks for it: --secrets {name}.", name=name, path=path))
 
 
 def _asked(kernel: ClusterKernel, name: str) -> str:

@@ -6,17 +6,16 @@ import argparse
 import hashlib
 import json
 import keyword
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from IPython.core.error import UsageError
 
-from clusterkernel import spec
+from clusterkernel import paths, spec
 from clusterkernel.errors import ResultFailed, SubmissionError
+from clusterkernel.language import say, word
 from clusterkernel.magics.commands import Details
 from clusterkernel.magics.look import follow, tasks_of
 from clusterkernel.magics.notebook import in_kernel, interactive, notebook_path
@@ -78,13 +77,21 @@ def _options() -> tuple[Option, ...]:
         Option(
             ("-i", "--in"),
             "inputs",
-            "Names whose values travel; by itself all that the cell reads.",
+            "Names whose values travel, at most 1 GiB together; by itself all that the cell reads.",
             Values.NAMES,
             "NAMES",
             "words",
             cell,
         ),
-        Option(("-o", "--out"), "out", "Names that are bound here afterwards.", Values.NAMES, "NAMES", "words", cell),
+        Option(
+            ("-o", "--out"),
+            "out",
+            "Names that are bound here afterwards, up to 256 MB together; %cluster_bind takes more.",
+            Values.NAMES,
+            "NAMES",
+            "words",
+            cell,
+        ),
         Option(("--as",), "as_name", "Name under which the Job is bound here.", Values.NAMES, "NAME", group=cell),
         Option(("--axolotl",), "axolotl", "The cell is an axolotl configuration (YAML).", Values.NONE, group=cell),
         Option(
@@ -112,24 +119,29 @@ def train(kernel: ClusterKernel, args: argparse.Namespace, cell: str | None) -> 
         return None
     inputs = None if args.inputs is None else names_of(args.inputs, "-i")
     out = names_of(args.out or (), "-o")
-    as_name = names_of([args.as_name], "--as")[0] if args.as_name else ""
+    as_name = names_of([args.as_name], "--as")[0] if args.as_name is not None else ""
     wanted = spec_of(vars(args), args.profile)
     if args.axolotl:
         from clusterkernel.payload import axolotl
 
         wanted = axolotl.with_launcher(wanted)
     artefact = _artefact(kernel, args, cell, wanted, inputs, out)
+    if wanted.environment.files:
+        from clusterkernel.payload import taken
+
+        artefact = taken.with_files(artefact, wanted.environment)
     if args.dry_run:
         print(_dry_run(wanted, artefact))
         return None
     key = _attach_key(kernel, cell, wanted, inputs, out)
-    made = None if args.again else _attached(kernel, key, artefact)
-    if made is None:
-        from clusterkernel import submission
+    from clusterkernel import submission
 
-        made = submission.submit(wanted, artefact, attach_key=key, notebook=notebook_path(kernel.shell))
-        for note in artefact.notes:
-            print(f"Note: {note}")
+    with submission.attaching(key):
+        made = None if args.again else _attached(kernel, key, artefact)
+        if made is None:
+            made = submission.submit(wanted, artefact, attach_key=key, notebook=notebook_path(kernel.shell))
+            for note in artefact.notes:
+                print(say("Note: {note}", note=note))
     return follow_up(kernel, made, as_name=as_name, wait=args.wait)
 
 
@@ -186,6 +198,8 @@ def _check_bound(job: Job) -> None:
 def names_of(words: Sequence[str], flag: str) -> tuple[str, ...]:
     """The names in a flag's words, without repetition."""
     names = [name for word in words for name in word.replace(",", " ").split()]
+    if not names and words and flag != "-i":  # `-i ""` takes no value along
+        raise UsageError(f"{flag}: no name is given. Write {flag} model, or leave it out.")
     for name in names:
         if not name.isidentifier() or keyword.iskeyword(name):
             raise UsageError(f"{flag}: {name!r} is not a name. Write {flag} model,history.")
@@ -199,8 +213,8 @@ def spec_of(given: Mapping[str, Any], profile: str | None, base: JobSpec | None 
     flags = {name: value for name, value in given.items() if value is not None and name in known_fields()}
     if base is not None and profile is None:
         return fields.build(flags, base=base)
-    start = Path.cwd()
-    layer = profiles.load(profile, start=start) if profile else profiles.default(start=start)
+    start = paths.working_folder()
+    layer = profiles.load(profile, start=start) if profile is not None else profiles.default(start=start)
     origins = {name: origin for name, origin in layer.origins.items() if name not in flags}
     return fields.build(fields.merge(layer.values, flags), base=base, origins=origins)
 
@@ -239,14 +253,14 @@ def _artefact(
         bind=out,
         filename=f"Cell In[{len(shell.user_ns.get('In', ())) - 1}]",
         first_line=2,
-        modules_root=Path.cwd(),
+        modules_root=paths.working_folder(),
     )
 
 
 def _attach_key(
     kernel: ClusterKernel, cell: str, wanted: JobSpec, inputs: tuple[str, ...] | None, out: tuple[str, ...]
 ) -> str:
-    where = notebook_path(kernel.shell) or os.getcwd()
+    where = notebook_path(kernel.shell) or str(paths.working_folder())
     parts = [where, cell, spec.to_json(wanted).decode(), inputs, out]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
@@ -266,12 +280,15 @@ def _attached(kernel: ClusterKernel, key: str, artefact: Artefact) -> Job | JobA
         return None  # nobody is there to read the line below
     moment = time.strftime("%H:%M:%S", time.localtime(job.record.created))
     if other:
-        does = f"has other values of: {', '.join(other)} ({job.state})"
+        does = say("has other values of: {names} ({state})", names=", ".join(other), state=job.state)
+    elif job.state.terminal:
+        does = say("did this and was not taken yet")
     else:
-        does = "did this and was not taken yet" if job.state.terminal else f"does this already ({job.state})"
-    print(f"Attached to job {job.id}, sent at {moment}, which {does}; --again sends it anew.")
+        does = say("does this already ({state})", state=job.state)
+    text = say("Attached to job {id}, sent at {moment}, which {does};", id=job.id, moment=moment, does=does)
+    print(f"{text} {say('--again sends it anew.')}")
     if unsure:
-        print(f"Whether these are the same values cannot be told: {', '.join(unsure)}.")
+        print(say("Whether these are the same values cannot be told: {names}.", names=", ".join(unsure)))
     return job
 
 
@@ -307,23 +324,23 @@ def _dry_run(wanted: JobSpec, artefact: Artefact) -> str:
     from clusterkernel.render import format_size
 
     made = plan(submission.complete(wanted, title=artefact.title, sending=False))
-    lines = ["Nothing was sent.", "", f"Backend:  {wanted.backend}", f"Counts:   {spec.describe(wanted)}"]
+    rows = [("Backend", wanted.backend), ("Counts", spec.describe(wanted))]
     if artefact.captured:
-        lines.append(f"Travels:  {format_size(sum(item.size for item in artefact.captured))} in all")
+        total = format_size(sum(item.size for item in artefact.captured))
+        rows.append(("Travels", say("{size} in all", size=total)))
         width = max(len(item.name) for item in artefact.captured)
         for item in sorted(artefact.captured, key=lambda item: -item.size):
-            lines.append(
-                f"          {item.name:<{width}}  {format_size(item.size):>8}  {item.kind}  {item.why}".rstrip()
-            )
+            rows.append(("", f"{item.name:<{width}}  {format_size(item.size):>8}  {item.kind}  {item.why}".rstrip()))
     else:
-        lines.append("Travels:  no names of this notebook")
+        rows.append(("Travels", say("no names of this notebook")))
     saved = [name for name in artefact.outputs if name not in artefact.bind]
-    lines.append(f"Bound:    {', '.join(artefact.bind) or 'nothing (see -o)'}")
+    rows.append(("Bound", ", ".join(artefact.bind) or say("nothing (see -o)")))
     if saved:
-        lines.append(f"Saved:    {', '.join(saved)}")
-    lines += [f"Note:     {note}" for note in (*made.notes, *artefact.notes)]
-    lines += [f"Advice:   {item.message} {item.fix}" for item in checks.of_payload(wanted, artefact.files)]
-    return "\n".join([*lines, "", made.text.rstrip()])
+        rows.append(("Saved", ", ".join(saved)))
+    rows += [("Note", note) for note in (*made.notes, *artefact.notes)]
+    rows += [("Advice", f"{item.message} {item.fix}") for item in checks.of_payload(wanted, artefact.files)]
+    lines = [f"{word(name) + ':' * bool(name):<9} {text}" for name, text in rows]
+    return "\n".join([say("Nothing was sent."), "", *lines, "", made.text.rstrip()])
 
 
 DETAILS: Final = {"train": Details(_EXAMPLES, _options(), train)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
@@ -121,6 +122,8 @@ class Artefact(msgspec.Struct, frozen=True, kw_only=True):
                 if isinstance(content, Path):
                     with open(content, "rb") as source:
                         shutil.copyfileobj(source, file, 1 << 20)
+                        # Programs stay programs.
+                        os.fchmod(file.fileno(), 0o600 | (os.fstat(source.fileno()).st_mode & stat.S_IXUSR))
                 elif isinstance(content, str):
                     file.write(content.encode())
                 elif isinstance(content, bytes):

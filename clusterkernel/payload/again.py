@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from clusterkernel.errors import PayloadError, nearest
-from clusterkernel.payload import Artefact, Captured
+from clusterkernel.errors import PayloadError, nearest, shown
+from clusterkernel.payload import Artefact, Captured, clear
 from clusterkernel.payload.digest import digests
 from clusterkernel.payload.packing import Packer, kind_of, main_namespace, python_version
 from clusterkernel.runtime.pickling import peek
@@ -32,11 +32,13 @@ def build(payload_dir: Path, summary: PayloadSummary, changes: Mapping[str, Any]
     PayloadError
         It has no such parameter, or a value cannot be sent.
     """
+    if not isinstance(changes, Mapping):
+        raise PayloadError(f"changes = {shown(changes)} names no parameters.", hint='Write {"lr": 1e-4}.')
     about: dict[str, Any] = msgspec.json.decode((payload_dir / "payload.json").read_bytes())
     files: dict[str, Any] = {
         str(path.relative_to(payload_dir)): path
         for path in sorted(payload_dir.rglob("*"))
-        if path.is_file() and path.name != "payload.json" and "__pycache__" not in path.parts
+        if path.is_file() and path != payload_dir / "payload.json" and "__pycache__" not in path.parts
     }
     if task is not None:
         about, files = _one_task(about, files, task)
@@ -105,6 +107,7 @@ def _pickled(changes: Mapping[str, Any], about: Mapping[str, Any]) -> bytes:
             f"The job was sent from Python {about['python']}, and this is {python_version()}: nothing can be changed.",
             hint="Run the cell anew.",
         )
+    clear.refuse_values((f"parameter {name}", value) for name, value in changes.items())
     namespace = main_namespace()
     packer = Packer(namespace)
     for name, value in changes.items():

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from clusterkernel.errors import PayloadError, SpecError
-from clusterkernel.payload import Artefact, yamltext
+from clusterkernel.errors import PayloadError, SpecError, shown
+from clusterkernel.paths import expand, working_folder
+from clusterkernel.payload import Artefact, clear, yamltext
+from clusterkernel.runtime.pickling import peek
 from clusterkernel.spec import JobSpec, Launcher
 
 if TYPE_CHECKING:
@@ -66,13 +68,17 @@ def build(
     SpecError
         axolotl does not start with this launcher.
     """
+    if not isinstance(overrides or {}, Mapping):
+        raise PayloadError(f"overrides = {shown(overrides)} names no keys.", hint='Write {"learning_rate": 1e-4}.')
     launched = _launcher(Launcher(launcher))
     text, where = _text(config)
+    clear.refuse_text(text, where)
     document, notes = yamltext.load(text, where)
     if not isinstance(document, dict):
         kind = "empty" if document is None else f"of type {type(document).__name__}"
         raise PayloadError(f"{where} has no keys and values: it is {kind}.", hint="It starts with base_model: NAME.")
     changed = _copy(document)
+    clear.refuse_values((overrides or {}).items())
     for key, value in (overrides or {}).items():
         _set(changed, key, value)
     _check(changed, where)
@@ -81,7 +87,7 @@ def build(
         # axolotl's own default, spelled out: some versions look for what was prepared only where it is set.
         changed["dataset_prepared_path"] = _PREPARED
         notes.append(f"dataset_prepared_path was not set; {_PREPARED} in the working folder is used.")
-    notes += _paths(changed, workdir or Path.cwd())
+    notes += _paths(changed, workdir or working_folder())
     shipped = _written(text, document, changed)
     return Artefact(
         kind="command",
@@ -151,7 +157,7 @@ def _text(config: Path | str) -> tuple[str, str]:
         return config, "The axolotl configuration"
     where = str(config)
     try:
-        with open(config.expanduser(), "rb") as file:
+        with open(expand(config, "config"), "rb") as file:
             data = file.read(yamltext.SIZE_LIMIT + 1)
         return data.decode("utf-8-sig"), where
     except OSError as error:
@@ -299,7 +305,7 @@ def _paths(document: Mapping[Any, Any], workdir: Path) -> Iterator[str]:
                 wanted.append((f"{section}.{number}.path", dataset.get("path"), False))
     for key, path, always in wanted:
         if isinstance(path, str) and (always or _looks_local(path)):
-            place = Path(path).expanduser()
+            place = expand(path, "The configuration")
             if not (workdir / place).exists():
                 yield f"{key} names {path}, which is not there{'' if place.is_absolute() else f' in {workdir}'}."
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterkernel.errors import PayloadError, nearest
-from clusterkernel.payload import Artefact, mainfile, modules, names, shell
+from clusterkernel.paths import working_folder
+from clusterkernel.payload import Artefact, clear, mainfile, modules, names, shell
 from clusterkernel.payload.digest import digests
 from clusterkernel.payload.names import CellNames, Kind
 from clusterkernel.payload.packing import LIMIT, Packer, python_version, too_large, with_modules
@@ -81,6 +82,8 @@ def build(
     why.update(follow({name: namespace[name] for name in wanted}, namespace))
     for name in why:
         _check_pending(name, namespace[name], why[name])
+    clear.refuse_text(source, "The cell")
+    clear.refuse_values((f"variable {name}", namespace[name]) for name in why)
     order, definitions = _order(why, namespace, tree)
     packer = Packer(namespace, limit=limit)
     try:
@@ -90,7 +93,7 @@ def build(
         sized = packer.measure((name, namespace[name]) for name in order)
         raise too_large(sized, limit, "Load the data inside the cell, or choose with -i what is sent.") from None
     local = modules.collect(
-        modules_root or Path.cwd(),
+        modules_root or working_folder(),
         source=body,
         values=[namespace[name] for name in order],
         modules=packer.pickler.modules,

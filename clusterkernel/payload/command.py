@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Sequence
 from typing import Final
 
-from clusterkernel.errors import PayloadError
-from clusterkernel.payload import Artefact
+from clusterkernel.errors import PayloadError, shown
+from clusterkernel.fieldtext import as_text
+from clusterkernel.payload import Artefact, clear
 
 __all__ = ["build"]
 
@@ -50,7 +51,9 @@ def build(argv: Sequence[str], *, title: str | None = None) -> Artefact:
     if not words:
         raise PayloadError("The command is empty.", hint=_HINT)
     for number, word in enumerate(words):
-        _check(word, "program" if number == 0 else f"argument {number}")
+        which = "program" if number == 0 else f"argument {number}"
+        _check(word, which)
+        clear.refuse_text(word, f"The {which} of the command")
     if not words[0]:
         raise PayloadError("The program is an empty text.", hint=_HINT)
     if (total := sum(len(os.fsencode(word)) + 1 for word in words)) > _LIMIT:
@@ -65,19 +68,19 @@ def build(argv: Sequence[str], *, title: str | None = None) -> Artefact:
 def _check(word: object, which: str) -> None:
     if not isinstance(word, str):
         raise PayloadError(
-            f"The {which} of the command is {_short(repr(word))}, of type {type(word).__name__}.",
-            hint=f"Write it as text: {_short(repr(str(word)))}.",
+            f"The {which} of the command is {shown(word)}, of type {type(word).__name__}.",
+            hint=f"Write it as text: {shown(as_text(word))}.",
         )
     if "\0" in word:
         raise PayloadError(
-            f"The {which} of the command, {_short(repr(word))}, holds a NUL character, which ends an argument.",
+            f"The {which} of the command, {shown(word)}, holds a NUL character, which ends an argument.",
             hint="Leave it out.",
         )
     try:
         size = len(word.encode()) + 1
     except UnicodeEncodeError:
         raise PayloadError(
-            f"The {which} of the command, {_short(repr(word))}, is no valid text.", hint="Rename what it names."
+            f"The {which} of the command, {shown(word)}, is no valid text.", hint="Rename what it names."
         ) from None
     if size > _WORD_LIMIT:
         raise PayloadError(

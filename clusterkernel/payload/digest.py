@@ -14,6 +14,7 @@ import enum
 import fractions
 import functools
 import hashlib
+import os
 import pathlib
 import sys
 import time
@@ -129,6 +130,8 @@ class _Reader:
         return made.digest()
 
     def _read_whole(self, kind: type, value: Any) -> bytes:
+        if value is os.environ:
+            return self._hash("environ")  # goes by reference
         name = f"{kind.__module__}.{kind.__qualname__}"
         if kind in _SEQUENCES:
             items = value.items() if kind is collections.OrderedDict else value

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from clusterkernel.errors import ClusterKernelError, PayloadError
-from clusterkernel.payload import Artefact, Captured, mainfile, modules
+from clusterkernel.errors import ClusterKernelError, PayloadError, shown
+from clusterkernel.paths import working_folder
+from clusterkernel.payload import Artefact, Captured, clear, mainfile, modules
 from clusterkernel.payload.digest import digests
 from clusterkernel.payload.packing import LIMIT, Packer, main_namespace, python_version, too_large, with_modules
 from clusterkernel.runtime import culprit
@@ -25,6 +26,8 @@ _FORMAT: Final = 1
 # Submitting takes milliseconds; arguments that take longer to compare are not.
 _DIGEST_SECONDS: Final = 0.02
 _LABEL: Final = 60
+# Items among which secrets are looked for: all are alike.
+_LOOKED_AT: Final = 100
 _SHOWN: Final = (str, int, float, tuple, dict, list, type(None))
 _MEND: Final = "Load the data inside the function, or give a path."
 
@@ -56,8 +59,12 @@ def build(
         Something cannot be sent; the argument and the attribute path to it are named.
     """
     kwargs = dict(kwargs or {})
+    for name in kwargs:
+        if name != name.encode("utf-8", "replace").decode():
+            raise PayloadError(f"The argument {shown(name)} has half a character in its name.", hint="Rename it.")
     title = title_of(fn)
     named = [*zip(_positional(fn, len(args)), args, strict=True), *kwargs.items()]
+    clear.refuse_values([(f"function {title}", fn), *((f"argument {name}", value) for name, value in named)])
     packer = Packer(_namespace(fn), limit=limit)
     try:
         packer.add(title, fn, "function")
@@ -101,6 +108,8 @@ def build_map(
     namespace = _namespace(fn)
     title = title_of(fn)
     todo = list(items)
+    looked_at = ((f"item {number}", item) for number, item in enumerate(todo[:_LOOKED_AT]))
+    clear.refuse_values([(f"function {title}", fn), *looked_at])
     stream, ends = io.BytesIO(), [0]
     classes: dict[object, type] = {}
     keys: dict[type, object] = {}
@@ -157,7 +166,8 @@ def title_of(fn: Callable[..., Any]) -> str:
     """The function's name as a person knows it."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return str(peek(fn, "__name__") or type(fn).__name__)
+    name = str(peek(fn, "__name__") or type(fn).__name__)
+    return name.encode("utf-8", "backslashreplace").decode()  # half a character fits into no record
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
@@ -208,12 +218,16 @@ def _files(files: dict[str, Any], packer: Packer) -> dict[str, Any]:
 
 
 def _modules(packer: Packer, fn: Callable[..., Any], root: Path | None) -> modules.Shipped:
-    return modules.collect(root or Path.cwd(), values=[fn], modules=packer.pickler.modules)
+    return modules.collect(root or working_folder(), values=[fn], modules=packer.pickler.modules)
 
 
 def _label(items: list[Any]) -> str:
     """The items of a task as a person knows them; empty where only an address would tell them apart."""
     if not all(issubclass(type(item), _SHOWN) for item in items):
         return ""
-    text = reprlib.repr(items[0]) if len(items) == 1 else f"{reprlib.repr(items[0])} to {reprlib.repr(items[-1])}"
+    try:
+        text = " to ".join(dict.fromkeys(reprlib.repr(item) for item in (items[0], items[-1])))
+    except ValueError:  # a number of thousands of digits
+        return ""
+    text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= _LABEL else text[: _LABEL - 3] + "..."

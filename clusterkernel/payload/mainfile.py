@@ -12,6 +12,8 @@ import builtins
 from collections.abc import Iterator
 from typing import Final
 
+from clusterkernel.runtime.payloadfile import lines as source_lines
+
 __all__ = ["of_cell", "of_function"]
 
 _HEAD: Final = '''\
@@ -66,7 +68,7 @@ def of_cell(tree: ast.Module, source: str, first_line: int, captured: set[str]) 
     known = captured | set(dir(builtins)) | {"__name__", "__file__"}
     future = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
     kept = [node for node in tree.body if node not in future and _keep(node, known, bool(future))]
-    lines = source.splitlines()
+    lines = [line.rstrip("\n") for line in source_lines(source)]
     text = [ast.unparse(node) for node in future]
     head = _HEAD
     if future:

@@ -37,6 +37,7 @@ import msgspec
 from clusterkernel.errors import PayloadError
 from clusterkernel.payload.flow import Flow
 from clusterkernel.payload.scopes import SHELL, Kind
+from clusterkernel.runtime.payloadfile import lines as source_lines
 
 __all__ = ["BUILTINS", "Assigned", "CellNames", "Kind", "analyse", "not_builtin", "parse"]
 
@@ -178,10 +179,10 @@ def _compile(source: str, first_line: int) -> tuple[ast.Module, bool]:
 
 def _refusal(error: SyntaxError, source: str, first_line: int) -> PayloadError:
     line = error.lineno or 1
-    lines = source.splitlines()
+    lines = source_lines(source)
     text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
     where = f"line {line + first_line - 1}"
     if len(text) > 80:
         text = text[:77] + "..."
-    message = f"The cell has a syntax error on {where}: {error.msg}" + (f": {text}" if text else ".")
+    message = f"The cell has a syntax error on {where}: {error.msg}" + (f": {text!r}." if text else ".")
     return PayloadError(message, hint="Mend the line and run the cell again.")

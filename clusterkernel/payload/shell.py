@@ -27,6 +27,7 @@ from typing import Final
 
 from clusterkernel.errors import PayloadError
 from clusterkernel.payload.scopes import SHELL
+from clusterkernel.runtime.payloadfile import lines as source_lines
 
 __all__ = ["translate"]
 
@@ -79,7 +80,7 @@ def translate(source: str, *, first_line: int = 1) -> str:
     """
     if not re.search(r"[!%?]", source):
         return source
-    lines = source.splitlines(keepends=True)
+    lines = source_lines(source)
     done = 0  # lines before it have been looked at
     while True:
         for tokens in _logical_lines(lines):
@@ -90,7 +91,7 @@ def translate(source: str, *, first_line: int = 1) -> str:
                 done = row
                 break  # the rest reads differently now
         else:
-            return "".join(lines)
+            return "".join(lines) if done else source
 
 
 def _one(lines: list[str], tokens: list[tokenize.TokenInfo], first_line: int) -> int | None:

@@ -9,7 +9,7 @@ import yaml
 
 from clusterkernel.errors import PayloadError
 
-__all__ = ["SIZE_LIMIT", "dump", "load"]
+__all__ = ["SIZE_LIMIT", "dump", "load", "unreadable"]
 
 SIZE_LIMIT: Final = 1 << 20
 #: Values that a document may have once its aliases are written out.
@@ -56,8 +56,8 @@ def load(text: str, where: str) -> tuple[Any, list[str]]:
         raise PayloadError(
             f"{where} is no valid YAML{line}: {' '.join(reason.split())}{_quoted(text, mark)}.", hint="Mend that line."
         ) from None
-    except yaml.YAMLError as error:  # a character that YAML has no place for
-        raise PayloadError(f"{where} is no valid YAML: {' '.join(str(error).split())}.") from None
+    except yaml.reader.ReaderError as error:
+        raise PayloadError(f"{where} is no valid YAML{unreadable(error, text)}.", hint="Mend that line.") from None
     except _TooMuch as reason:
         raise PayloadError(f"{where} {reason}.", hint="Is it the right file?") from None
     except ValueError as error:  # 2024-13-45 looks like a date
@@ -65,6 +65,12 @@ def load(text: str, where: str) -> tuple[Any, list[str]]:
     finally:
         if loader is not None:
             loader.dispose()
+
+
+def unreadable(error: yaml.reader.ReaderError, text: str) -> str:
+    """The place of a character that YAML has no place for, as the end of a sentence."""
+    line = text.count("\n", 0, error.position) + 1
+    return f" on line {line}: the character U+{ord(text[error.position]):04X} has no place in it"
 
 
 def dump(document: Any) -> str:

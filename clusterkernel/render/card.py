@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from clusterkernel.language import say, word
 from clusterkernel.render.words import (
     BAD,
     CELL,
@@ -29,6 +30,7 @@ from clusterkernel.render.words import (
     frame,
     pill,
     progress,
+    progress_text,
     runtime,
     state_text,
     when,
@@ -60,25 +62,43 @@ class Around(msgspec.Struct, frozen=True, kw_only=True):
 _NOTHING: Final = Around()
 
 
+def _missing(view: JobView) -> list[str]:
+    """Names that were asked for and did not come, though the code ran to its end."""
+    if view.state is not JobState.SUCCEEDED:
+        return []
+    return [name for name in view.bind if name not in view.outputs or view.outputs[name].error]
+
+
+def _without(view: JobView) -> str:
+    """What the title adds where names are missing."""
+    names = _missing(view)
+    return say("but without {names}", names=_some(names, 3)) if names else ""
+
+
+def _some(names: Sequence[str], most: int) -> str:
+    """The first names, and how many more there are."""
+    shown = ", ".join(names[:most])
+    return say("{names} and {count} more", names=shown, count=len(names) - most) if len(names) > most else shown
+
+
 def _names(view: JobView, around: Around) -> str:
     """The names that come back, each with what became of it."""
     parts = []
     for name in view.bind:
         output = view.outputs.get(name)
         if name in around.bound:
-            parts.append(f"{name} (bound)")
+            parts.append(say("{name} (bound)", name=name))
         elif output and output.error:
-            parts.append(f"{name} (not saved: {output.error})")
+            parts.append(say("{name} (not saved: {why})", name=name, why=output.error))
         elif output:
             parts.append(f"{name} ({format_size(output.size)})")
         elif view.state.terminal:
-            parts.append(f"{name} (was never set)")
+            parts.append(say("{name} (was never set)", name=name))
         else:
-            parts.append(f"{name} (not there yet)")
+            parts.append(say("{name} (not there yet)", name=name))
     others = [name for name in view.outputs if name not in view.bind]
     if others and view.state.terminal:
-        shown = ", ".join(others[:6]) + (f" and {len(others) - 6} more" if len(others) > 6 else "")
-        parts.append(f"also saved: {shown}")
+        parts.append(say("also saved: {names}", names=_some(others, 6)))
     return ", ".join(parts)
 
 
@@ -90,16 +110,19 @@ def _metrics(view: JobView) -> str:
 def _facts(view: JobView, around: Around) -> list[tuple[str, str]]:
     """The rows that text and HTML share."""
     rows = [("Where", where(view)), ("Asked for", view.counts)]
-    times = f"submitted {when(view.created)}" if view.created else ""
+    times = [say("submitted {moment}", moment=when(view.created))] if view.created else []
     if (ran := runtime(view, around.now)) is not None:
-        verb = "ran" if view.state.terminal else "running for"
-        times += f"{', ' if times else ''}{verb} {format_duration(int(ran))}"
-    rows.append(("Time", times))
+        lasted = format_duration(int(ran))
+        times.append(say("ran {time}", time=lasted) if view.state.terminal else say("running for {time}", time=lasted))
+    rows.append(("Time", ", ".join(times)))
     rows.append(("Metrics", _metrics(view)))
     rows.append(("Names", _names(view, around)))
     if view.stale_since is not None and not view.state.terminal:
-        since = f" for {format_duration(max(int(around.now - view.stale_since), 0))}" if around.now is not None else ""
-        rows.append(("Silent", f"Nothing was heard of it{since}; the platform still lists it."))
+        text = say("Nothing was heard of it; the platform still lists it.")
+        if around.now is not None:
+            silent = format_duration(max(int(around.now - view.stale_since), 0))
+            text = say("Nothing was heard of it for {time}; the platform still lists it.", time=silent)
+        rows.append(("Silent", text))
     rows.append(("Reason", view.reason if view.reason != view.error else ""))
     rows.append(("Error", view.error))
     rows.append(("Output", view.log))
@@ -111,7 +134,7 @@ def _next(view: JobView, around: Around) -> list[str]:
     """The commands that make sense now."""
     if not view.state.terminal:
         return [f"%cluster_logs {view.id} -f", f"%cluster_cancel {view.id}"]
-    lines = [f"%cluster_logs {view.id}"]
+    lines = [f"%cluster_logs {view.id}" + (f" --rank {view.rank}" if view.rank else "")]
     saved = {name for name, output in view.outputs.items() if not output.error}
     missing = [name for name in view.bind if name in saved and name not in around.bound]
     if missing:
@@ -128,15 +151,16 @@ def _progress_row(rows: Sequence[tuple[str, str]]) -> int:
 def job_text(view: JobView, around: Around = _NOTHING) -> str:
     """The card as plain text."""
     title = view.name or view.title
-    lines = [f"Job {view.id}  {state_text(view.state)}" + (f"  {title}" if title else "")]
+    without = _without(view)
+    state = ", ".join(filter(None, [state_text(view.state), without]))
+    lines = ["  ".join(filter(None, [say("Job {id}", id=view.id), state, title]))]
     rows = _facts(view, around)
     if done := progress(view):
-        text = f"{done[0]:g} of {done[1]:g} ({100 * done[0] / done[1]:.0f} %)"
-        rows.insert(_progress_row(rows), ("Progress", text))
-    lines += [f"  {name + ':':<11}{text}" for name, text in rows]
-    lines.append(f"  {'Next:':<11}{'   '.join(_next(view, around))}")
+        rows.insert(_progress_row(rows), ("Progress", progress_text(*done)))
+    rows.append(("Next", "   ".join(_next(view, around))))
+    lines += [f"  {word(name) + ':':<11}{text}" for name, text in rows]
     if view.state.terminal and view.state is not JobState.SUCCEEDED and (tail := clean_lines(view.tail.split("\n"), 8)):
-        lines += ["  Last lines of its output:", *[f"    {line}" for line in tail]]
+        lines += [f"  {say('Last lines of its output')}:", *[f"    {line}" for line in tail]]
     return "\n".join(lines)
 
 
@@ -154,7 +178,7 @@ def _log(view: JobView) -> str:
     return (
         f'<details{" open" if bad else ""} style="margin-top:6px">'
         f'<summary style="cursor:pointer;{SOFT};overflow:hidden;text-overflow:ellipsis;white-space:nowrap">'
-        f"Last lines of its output{hint}</summary>"
+        f"{say('Last lines of its output')}{hint}</summary>"
         f'<pre style="margin:4px 0 0 0;padding:6px 8px;max-height:20em;overflow:auto;white-space:pre-wrap;'
         f"overflow-wrap:anywhere;color:inherit;background:var(--jp-layout-color2, rgba(128, 128, 128, 0.12));"
         f'{CODE}">{body}</pre></details>'
@@ -164,7 +188,7 @@ def _log(view: JobView) -> str:
 def _row(name: str, cell: str, style: str = "") -> str:
     return (
         f'<tr style="background:transparent"><th scope="row" style="{CELL};font-weight:normal;{SOFT};'
-        f'white-space:nowrap">{html.escape(name)}</th>'
+        f'white-space:nowrap">{html.escape(word(name))}</th>'
         f'<td style="{CELL};overflow-wrap:anywhere;{style}">{cell}</td></tr>'
     )
 
@@ -174,15 +198,18 @@ _LOUD: Final = MappingProxyType({"Error": BAD, "Silent": WARN})
 
 def job_html(view: JobView, around: Around = _NOTHING) -> str:
     """The card as HTML."""
-    look = LOOK[view.state][2]
+    without = _without(view)
+    look = WARN if without else LOOK[view.state][2]
     title = view.name or view.title
-    head = f"<strong>Job {html.escape(view.id)}</strong> &nbsp;{pill(view.state)}"
+    head = f"<strong>{html.escape(say('Job {id}', id=view.id))}</strong> &nbsp;{pill(view.state)}"
+    if without:
+        head += f' <strong style="color:{color(WARN)}">{html.escape(without)}</strong>'
     if title:
         head += f' &nbsp;<span style="{SOFT}">{html.escape(title[:120])}</span>'
     rows = []
     for name, text in _facts(view, around):
         loud = _LOUD.get(name)
-        if name == "Names" and any(view.outputs[one].error for one in view.bind if one in view.outputs):
+        if name == "Names" and without:
             loud = WARN
         rows.append((name, _row(name, html.escape(text), f"color:{color(loud)}" if loud else "")))
     if done := progress(view):

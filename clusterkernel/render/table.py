@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from clusterkernel.language import say, word
 from clusterkernel.render.words import (
     BAD,
     BRAND,
@@ -59,7 +60,7 @@ def _grid(views: Sequence[JobView], now: float | None) -> tuple[list[int], list[
 def table_text(views: Sequence[JobView], *, now: float | None = None) -> str:
     """Jobs, a line each."""
     columns, cells = _grid(views, now)
-    rows = [[row[column] for column in columns] for row in [_COLUMNS, *cells]]
+    rows = [[row[column] for column in columns] for row in [[word(name) for name in _COLUMNS], *cells]]
     widths = [max(len(row[column]) for row in rows) for column in range(len(columns))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -70,7 +71,7 @@ def table_html(views: Sequence[JobView], *, title: str, now: float | None = None
     """Jobs as a table, a row each."""
     columns, grid = _grid(views, now)
     style = f"{CELL};font-weight:600;{SOFT}"
-    head = "".join(f'<th scope="col" style="{style}">{_COLUMNS[column]}</th>' for column in columns)
+    head = "".join(f'<th scope="col" style="{style}">{html.escape(word(_COLUMNS[column]))}</th>' for column in columns)
     body = []
     for view, cells in zip(views, grid, strict=True):
         row = f'<th scope="row" style="{CELL};font-weight:600">{html.escape(cells[0])}</th>'
@@ -117,19 +118,20 @@ def array_bundle(
     bad = any(state.terminal and state is not JobState.SUCCEEDED for state in counts)
     parts = [(counts.get(JobState.SUCCEEDED, 0), GOOD), (ended - counts.get(JobState.SUCCEEDED, 0), BAD)]
     look = BAD if bad else GOOD if ended == total else BRAND
-    summary = f"{total} tasks: " + ", ".join(f"{count} {LOOK[state][1].lower()}" for state, count in counts.items())
-    rest = f"{total - len(shown)} more are not shown" if len(shown) < total else ""
+    told = ", ".join(f"{count} {word(LOOK[state][1]).lower()}" for state, count in counts.items())
+    summary = say("{total} tasks: {states}", total=total, states=told)
+    rest = say("{count} more are not shown", count=total - len(shown)) if len(shown) < total else ""
     lines = [f"%cluster_status {array_id}", f"%cluster_metrics {array_id}"]
     failed = [view.id for view in shown if view.state.terminal and view.state is not JobState.SUCCEEDED]
     lines += [f"%cluster_logs {failed[0]}"] if failed else []
     if ended < total:
         lines.append(f"%cluster_cancel {array_id}")
-    title = f"Array {array_id}" + (f"  {name}" if name else "")
+    title = say("Array {id}", id=array_id) + (f"  {name}" if name else "")
     text = "\n".join(filter(None, [f"{title}  {summary}", table_text(listed, now=now), rest, "   ".join(lines)]))
     inner = [
         f'<div style="font-size:1.05em"><strong>{html.escape(title)}</strong> &nbsp;{html.escape(summary)}</div>',
         f"<div>{bar(ended, total, parts)}</div>" if total else "",
-        table_html(listed, title=f"Tasks{rest and f' ({rest})'}", now=now),
+        table_html(listed, title=f"{word('Tasks')}{rest and f' ({rest})'}", now=now),
         f'<div style="margin-top:4px">{commands(lines)}</div>',
     ]
     about = {"id": array_id, "name": name, "counts": {state.value: count for state, count in counts.items()}}

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from clusterkernel.language import say, word
 from clusterkernel.states import JobState
 from clusterkernel.views import JobView
 
@@ -46,8 +47,8 @@ LOOK: Final[Mapping[JobState, tuple[str, str, tuple[str, str]]]] = {
 
 def state_text(state: JobState) -> str:
     """Symbol and word: ``▶ Running``."""
-    symbol, word, _ = LOOK[state]
-    return f"{symbol} {word}"
+    symbol, name, _ = LOOK[state]
+    return f"{symbol} {word(name)}"
 
 
 _ANSI: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -95,7 +96,7 @@ def where(view: JobView) -> str:
     if view.platform_id and view.backend != "local":  # there it is a process
         text += f" {view.platform_id}"
     if view.node and view.node != "localhost":
-        text += f" on {view.node}"
+        text = say("{platform} on {node}", platform=text, node=view.node)
     return text
 
 
@@ -103,6 +104,11 @@ def headline(view: JobView) -> str:
     """The one metric to show where there is room for one."""
     names = sorted(view.latest, key=lambda name: ("loss" not in name, name in ("step", "epoch")))
     return f"{names[0]} {format_metric(view.latest[names[0]])}" if names else ""
+
+
+def progress_text(done: float, total: float) -> str:
+    """``30 of 100 (30 %)``."""
+    return say("{done:g} of {total:g} ({percent:.0f} %)", done=done, total=total, percent=100 * done / total)
 
 
 def progress(view: JobView) -> tuple[float, float] | None:
@@ -142,19 +148,19 @@ def bar(done: float, total: float, parts: Sequence[tuple[float, tuple[str, str]]
         if size
     )
     return (
-        f'<div role="progressbar" aria-label="Progress" aria-valuemin="0" aria-valuemax="{total:g}" '
+        f'<div role="progressbar" aria-label="{word("Progress")}" aria-valuemin="0" aria-valuemax="{total:g}" '
         f'aria-valuenow="{done:g}" style="display:inline-block;vertical-align:middle;width:16em;max-width:60%;'
         f'height:8px;border-radius:4px;overflow:hidden;background:{LINE}">{boxes}</div>'
-        f'<span style="margin-left:8px">{done:g} of {total:g} ({100 * done / total:.0f} %)</span>'
+        f'<span style="margin-left:8px">{progress_text(done, total)}</span>'
     )
 
 
 def pill(state: JobState) -> str:
     """A state as a coloured symbol and word."""
-    symbol, word, look = LOOK[state]
+    symbol, name, look = LOOK[state]
     return (
         f'<span style="color:{color(look)};font-weight:600;white-space:nowrap">'
-        f'<span aria-hidden="true">{symbol}</span> {word}</span>'
+        f'<span aria-hidden="true">{symbol}</span> {word(name)}</span>'
     )
 
 

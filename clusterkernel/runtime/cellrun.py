@@ -29,7 +29,7 @@ class Cell(object):
         self.bind = about["bind"]
         self.outputs = self.bind + [name for name in about["outputs"] if name not in self.bind]
         # Only one process saves the names.
-        self.named = frozenset(self.outputs + about["captured"]) if payloadfile.global_rank(context) == 0 else ()
+        self.named = frozenset(self.outputs + about["captured"]) if context.global_rank == 0 else ()
         self.keys = {}
         payloadfile.learn_sources(folder)
         with open(os.path.join(folder, "cell.py"), "rb") as file:

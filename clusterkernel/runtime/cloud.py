@@ -8,6 +8,7 @@ import enum
 import functools
 import io
 import linecache
+import os
 import pickle
 import sys
 import types
@@ -124,6 +125,8 @@ class Pickler(cloudpickle.Pickler):
         if issubclass(kind, io.IOBase) and not issubclass(kind, (io.BytesIO, io.StringIO)) and not _is_stream(obj):
             # cloudpickle would send what the file holds, as a StringIO.
             raise pickle.PicklingError("cannot pickle an open file")
+        if obj is os.environ:
+            return getattr, (os, "environ")  # the job's own: this one holds secrets
         if issubclass(kind, BaseException):
             return self._error(obj)
         if kind is _CACHED and obj.__module__ == pickling.MAIN:

@@ -1,7 +1,8 @@
 """Where a process stands within its job."""
 
-import json
 import os
+
+from . import lean
 
 
 class Context(object):
@@ -18,12 +19,16 @@ class Context(object):
         The platform's id of the copy that runs.
     out_dir : str, optional
         Where its results go; ranks under a launcher have one each.
+    global_rank : int, optional
+        Its number among all ranks of the job, where a launcher gave it one; else `rank`.
     """
 
-    def __init__(self, job_dir, task=0, rank=0, world=1, attempt=0, platform_id="", out_dir=None):
+    def __init__(self, job_dir, task=0, rank=0, world=1, attempt=0, platform_id="", out_dir=None, global_rank=None):
         self.job_dir = os.path.abspath(job_dir)
         self.task = task
         self.rank = rank
+        # Kept from the start: the variable RANK is the user's to set.
+        self.global_rank = rank if global_rank is None else global_rank
         self.world = world
         self.attempt = attempt
         self.platform_id = platform_id
@@ -44,7 +49,9 @@ class Context(object):
 
     def environ(self):
         """What the payload finds in its environment; all that ``ck.log`` needs."""
+        files = os.path.join(self.job_dir, "payload", "files")
         return {
+            "CLUSTERKERNEL_FILES": files if self.spec.get("environment", {}).get("files") else "",
             "CLUSTERKERNEL_JOB": self.job_id,
             "CLUSTERKERNEL_JOB_DIR": self.job_dir,
             "CLUSTERKERNEL_OUT": self.process_dir,
@@ -67,18 +74,19 @@ class Context(object):
             attempt=int(environ["CLUSTERKERNEL_ATTEMPT"]),
             platform_id=environ["CLUSTERKERNEL_PLATFORM_ID"],
             out_dir=os.path.join(environ["CLUSTERKERNEL_OUT"], "rank-" + number),
+            global_rank=int(number),
         )
 
 
 def read_json(path):
     """The JSON value in a file."""
     with open(path, "rb") as file:
-        return json.loads(file.read().decode("utf-8"))
+        return lean.loads(file.read())
 
 
 def write_json(path, value):
     """Put a JSON value into a file in one step."""
     temporary = "%s.%s.%d.tmp" % (path, os.uname().nodename, os.getpid())
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(json.dumps(value).encode("utf-8"))
+        file.write(lean.dumps(value))
     os.replace(temporary, path)

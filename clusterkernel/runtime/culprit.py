@@ -47,12 +47,12 @@ def describe(error, pickler, root, name):
 
 def find(root, target, name):
     """The path from `root` to `target`, by identity; None where none is found in time."""
-    deadline = time.time() + _PATIENCE
+    deadline = time.monotonic() + _PATIENCE
     seen = {id(root)}
     queue = [(name, root)]
     keep = [root]  # what is made on the way must not free its id
     for path, value in queue:
-        if time.time() > deadline:
+        if time.monotonic() > deadline:
             return None
         for step, child in _parts(value):
             if child is target:

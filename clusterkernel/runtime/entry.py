@@ -4,16 +4,20 @@ The process is a fork of the supervisor, or a rank under a launcher. It leaves
 ``result.pkl``, ``error.pkl``, ``outputs/NAME.pkl`` and, last, ``report.json``.
 """
 
+import atexit
 import builtins
 import os
-import signal
 import sys
+import time
 import types
 
-from . import failures, payloadfile, private, savers
+from . import failures, payloadfile, private, savers, verdict
 from .context import write_json
+from .lean import signal
 
 _MAIN = "__main__"
+# By hand: a handler must not import what knows the names.
+_ENDING = {signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP", signal.SIGINT: "SIGINT"}
 
 
 class Terminated(BaseException):
@@ -33,18 +37,23 @@ class Signals(object):
 
     def install(self):
         """Take over the signals that end a job; those for checkpoints are left to the user's code and end nothing."""
-        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        for signum in _ENDING:
             signal.signal(signum, self._end)
         for signum in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(signum, _ignore)
-        if hasattr(os, "register_at_fork"):
-            # The workers of a pool are ended by SIGTERM, and have nothing to save.
-            os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+        os.register_at_fork(after_in_child=self._let_go)
+
+    def _let_go(self):
+        """A fork of the user's has nothing to save: what ends the job ends it, as the workers of a pool expect."""
+        self.deadline = None
+        for signum in _ENDING:
+            if signal.getsignal(signum) == self._end:
+                signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
 
     def _end(self, signum, frame):
         first, self.received = self.received is None, signum
         if self.raises and first:
-            raise KeyboardInterrupt() if signum == signal.SIGINT else Terminated(signal.Signals(signum).name)
+            raise KeyboardInterrupt() if signum == signal.SIGINT else Terminated(_ENDING[signum])
         if self.deadline is not None:
             self.deadline.hurry()
 
@@ -71,7 +80,8 @@ def run(context):
         The exit code.
     """
     signals = Signals()
-    program, value, error = None, None, None
+    own = os.getpid()
+    program, value, error, through = None, None, None, None
     try:
         try:
             signals.install()
@@ -80,15 +90,29 @@ def run(context):
             value = program.run()
         finally:
             signals.raises = False
+            through = time.monotonic()
     except BaseException as raised:  # all that user code may raise becomes the report
         error = raised
-    if program is None and not isinstance(error, (Terminated, KeyboardInterrupt)):
+    if os.getpid() != own:
+        _end_fork(error)
+    if program is None and not issubclass(type(error), (Terminated, KeyboardInterrupt)):
         return _report_launch(context, error)
     report = _finish(context, program, signals, value, error)
-    code = report["exit_code"]
+    report["through"] = through
+    if os.getpid() != own:  # while something was pickled
+        os._exit(0)
     write_json(os.path.join(context.out_dir, "report.json"), report)
     _wind_up()
-    return code
+    return report["exit_code"]
+
+
+def _end_fork(error):
+    """A fork of the user's code has come to the code's end: it leaves as that of a script does, and reports nothing."""
+    code = 0
+    if error is not None:
+        code = failures.judge(error, None).get("exit_code", 0)
+    _wind_up()
+    os._exit(code)
 
 
 def prepare(context):
@@ -108,9 +132,7 @@ def prepare(context):
     root = context.runtime_root
     rest = [entry for entry in sys.path if entry and os.path.abspath(entry) != root]
     sys.path[:] = [os.path.join(payload_dir, "modules"), workdir] + [entry for entry in rest if entry != workdir]
-    from importlib.util import find_spec
-
-    if find_spec("clusterkernel") is None:
+    if not any(finder.find_spec("clusterkernel", None) for finder in sys.meta_path):
         sys.path += [os.path.join(root, "shim"), root]
     main_file = os.path.join(payload_dir, "main.py")
     sys.argv = [main_file]
@@ -163,56 +185,63 @@ def _finish(context, program, signals, value, error):
     deadline = signals.deadline = savers.Deadline(quick=signals.received is not None)
     report = {"state": "SUCCEEDED", "reason": "", "exit_code": 0, "error": None, "result": "none", "outputs": {}}
     if error is not None:
-        report.update(failures.judge(error, signals.received))
+        try:
+            report.update(failures.judge(error, signals.received))
+        except BaseException:  # as below; the user's code may have changed whatever module that uses
+            report.update(state="FAILED", reason=failures.name_of(error), exit_code=1)
     if program is None:
         return report
-    with deadline:
-        if report["state"] == "FAILED" and isinstance(error, Exception):
-            savers.save_error(error, os.path.join(context.out_dir, "error.pkl"), program, deadline)
-        if error is None and value is not None:
-            _, why = savers.save(value, os.path.join(context.out_dir, "result.pkl"), program, "result", deadline)
-            report["result"] = "failed" if why else "ok"
-            if why:
-                reason = "The result could not be saved: %s." % why
-                report.update(state="RESULT_FAILED", reason=reason, exit_code=1)
-                failures.say(reason + "\n")
-        if payloadfile.global_rank(context) == 0:
-            report["outputs"] = savers.save_outputs(program, os.path.join(context.out_dir, "outputs"), deadline)
+    try:
+        with deadline:
+            _save(context, program, deadline, value, error, report)
+    except BaseException as other:  # a report that lacks something is better than none
+        failures.show(other)
     return report
+
+
+def _save(context, program, deadline, value, error, report):
+    if report["state"] == "FAILED" and issubclass(type(error), Exception):
+        savers.save_error(error, os.path.join(context.out_dir, "error.pkl"), program, deadline)
+    if error is None and value is not None:
+        _, why = savers.save(value, os.path.join(context.out_dir, "result.pkl"), program, "result", deadline)
+        report["result"] = "failed" if why else "ok"
+        if why:
+            reason = "The result could not be saved: %s." % why
+            report.update(state="RESULT_FAILED", reason=reason, exit_code=1)
+            failures.say(reason + "\n")
+    if context.global_rank == 0:
+        savers.save_outputs(program, os.path.join(context.out_dir, "outputs"), deadline, report["outputs"])
 
 
 def _report_launch(context, error):
     """It was not the user's code that failed, but what came before it."""
-    if isinstance(error, LaunchFailed):
+    if type(error) is LaunchFailed:
         reason = str(error)
         failures.say(reason + "\n")
     else:
         name = ""
-        if isinstance(error, payloadfile.LoadFailed):
+        if type(error) is payloadfile.LoadFailed:
             name, error = " (needed by %s)" % error, error.__cause__
-        reason = "%s: %s on %s%s" % (type(error).__name__, failures.one_line(error), os.uname().nodename, name)
+        reason = "%s: %s on %s%s" % (failures.name_of(error), failures.one_line(error), os.uname().nodename, name)
         failures.show(error)
-    report = {"state": "LAUNCH_FAILED", "reason": reason, "exit_code": 1, "error": None, "result": "none"}
-    report["outputs"] = {}
+    report = {"state": "LAUNCH_FAILED", "reason": verdict.short(reason), "exit_code": 1, "error": None}
+    report.update(result="none", outputs={})
     write_json(os.path.join(context.out_dir, "report.json"), report)
     return 1
 
 
 def _wind_up():
     """What Python does at its end, and a fork that leaves by ``os._exit`` does not."""
-    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    for signum in _ENDING:
         signal.signal(signum, signal.SIG_DFL)
-    try:
-        import threading
-
-        getattr(threading, "_shutdown", lambda: None)()
-        import atexit
-
-        getattr(atexit, "_run_exitfuncs", lambda: None)()
-    except BaseException as error:  # the report is written: a late complaint is shown and changes nothing
-        failures.show(error)
-    for stream in (sys.stdout, sys.stderr):
+    # Threads that were started without that module are waited for by nobody.
+    for module, name in ((sys.modules.get("threading"), "_shutdown"), (atexit, "_run_exitfuncs")):
         try:
-            stream.flush()
-        except (OSError, ValueError):
+            getattr(module, name, lambda: None)()
+        except BaseException as error:  # the report is written: a late complaint is shown and changes nothing
+            failures.show(error)
+    for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
+        try:
+            getattr(sys, name).flush()
+        except BaseException:  # it may be an object of the user's, closed, None, or gone
             pass

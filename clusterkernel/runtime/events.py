@@ -4,10 +4,11 @@ One file for each process of a task and attempt, one JSON object a line, one
 writer. A reader takes whole lines only, so that a torn write costs its line.
 """
 
-import binascii
-import json
 import os
 import time
+
+from . import lean
+from .context import read_json
 
 
 class EventLog(object):
@@ -31,7 +32,7 @@ class EventLog(object):
         """Append one record. A disk that is full costs the record, not the job."""
         record = {"t": time.time(), "kind": kind}
         record.update(fields)
-        line = (json.dumps(record) + "\n").encode("utf-8")
+        line = lean.dumps(record) + b"\n"
         if self._torn:
             line = b"\n" + line  # else the half of a line before it would take it along
         try:
@@ -72,8 +73,8 @@ def parse(data):
     records = []
     for line in data[:end].splitlines():
         try:
-            record = json.loads(line.decode("utf-8"))
-        except (ValueError, RecursionError):
+            record = lean.loads(line)
+        except ValueError:
             continue
         if isinstance(record, dict) and "kind" in record:
             records.append(record)
@@ -101,18 +102,19 @@ def claim(path, platform_id):
     moment. A link whose answer got lost fails when sent again, although it was
     made: then the file holds our own id.
     """
-    body = json.dumps({"platform_id": platform_id, "host": os.uname().nodename, "time": time.time()})
+    body = lean.dumps({"platform_id": platform_id, "host": os.uname().nodename, "time": time.time()})
     # Containers may all be process 1 of a host of the same name.
-    random = binascii.hexlify(os.urandom(4)).decode()
-    temporary = "%s.%s.%d.%s.tmp" % (path, os.uname().nodename, os.getpid(), random)
+    temporary = "%s.%s.%d.%s.tmp" % (path, os.uname().nodename, os.getpid(), os.urandom(4).hex())
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(body.encode("utf-8"))
+            file.write(body)
         os.link(temporary, path)
         return platform_id
     except FileExistsError:
-        with open(path, "rb") as file:
-            return json.loads(file.read().decode("utf-8"))["platform_id"]
+        try:
+            return read_json(path)["platform_id"]
+        except (ValueError, TypeError, KeyError):
+            return "unreadable"  # somebody holds it
     finally:
         try:
             os.unlink(temporary)

@@ -1,23 +1,23 @@
 """What the user's code raised, in words."""
 
 import os
-import signal
 import sys
 
+from .verdict import by_signal, short
+
 _HERE = os.path.dirname(os.path.abspath(__file__))
-# An exception may carry a whole array as text; the records are read again and again.
-_LINE = 300
+# An exception may carry a whole array as text.
+_NAME = 100
 _MESSAGE = 10000
 _TRACEBACK = 100000
-
-
-def _short(text, limit):
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+_NO_TEXT = "(its text cannot be had)"
 
 
 def _end(text):
     # What was raised stands at the end.
-    return text if len(text) <= _TRACEBACK else "...\n" + text[-_TRACEBACK:]
+    if len(text) <= _TRACEBACK:
+        return text
+    return "... (the whole of it is in the job's log)\n" + text[-_TRACEBACK:]
 
 
 def say(text):
@@ -25,17 +25,27 @@ def say(text):
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):
+    except BaseException:  # an object of the user's may do anything
         os.write(2, text.encode("utf-8", "backslashreplace"))
+
+
+def text_of(value):
+    """What `str` gives, whatever the value's own code does."""
+    try:
+        return str(value)
+    except BaseException:  # a broken __str__ is no reason to lose the report
+        return _NO_TEXT
+
+
+def name_of(value):
+    """The name of the value's type."""
+    return short(type.__dict__["__name__"].__get__(type(value)), _NAME)
 
 
 def one_line(error):
     """The first line of an exception's text."""
-    try:
-        lines = str(error).strip().splitlines()
-    except Exception:  # a broken __str__ is no reason to lose the report
-        return "(its text cannot be had)"
-    return _short(lines[0], _LINE) if lines else ""
+    lines = text_of(error)[:_MESSAGE].strip().splitlines()
+    return short(lines[0]) if lines else ""
 
 
 def _ours(filename):
@@ -44,34 +54,43 @@ def _ours(filename):
 
 
 def trim(error):
-    """Take our own frames off the start of the traceback."""
-    tb = error.__traceback__
+    """Take our own frames off the start of the traceback.
+
+    Returns
+    -------
+    traceback or None
+    """
+    # Past what the exception's class makes of its attributes: a frozen dataclass lets none be set.
+    slot = BaseException.__dict__["__traceback__"]
+    first = tb = slot.__get__(error)
     while tb is not None and _ours(tb.tb_frame.f_code.co_filename):
         tb = tb.tb_next
-    if tb is not None or error.__traceback__ is None:
-        error.__traceback__ = tb
+    if tb is not None or first is None:
+        slot.__set__(error, tb)
+    first = slot.__get__(error)
     while tb is not None and tb.tb_next is not None:
         if tb.tb_next.tb_next is None and _ours(tb.tb_next.tb_frame.f_code.co_filename):
             tb.tb_next = None  # the handler of the signal that ended it
             break
         tb = tb.tb_next
-    return error
+    return first
 
 
-def text_of(error):
+def traceback_of(error):
     """The traceback as text, as Python prints it, without our own frames."""
     import traceback  # not before: most runs need none
 
-    trim(error)
+    tb = trim(error)
     try:
-        return "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    except Exception as other:  # a broken __str__ or __repr__
-        return "%s (its traceback cannot be shown: %s)\n" % (type(error).__name__, type(other).__name__)
+        return "".join(traceback.format_exception(type(error), error, tb))
+    except BaseException:  # a broken __repr__, __cause__ or __notes__
+        lines = traceback.format_tb(tb) + ["%s: %s\n" % (name_of(error), text_of(error))]
+        return "Traceback (most recent call last):\n" + "".join(lines)
 
 
 def show(error):
     """Print the traceback where the job's errors go."""
-    say(text_of(error))
+    say(traceback_of(error))
 
 
 def judge(error, received):
@@ -83,33 +102,38 @@ def judge(error, received):
     received : int or None
         The signal that came before.
     """
-    if isinstance(error, SystemExit):
-        code = error.code
-        if code is None or code == 0:
-            return {}
-        if not isinstance(code, int):
-            say("%s\n" % (code,))
-            return {"state": "FAILED", "reason": one_line(code), "exit_code": 1}
-        return {"state": "FAILED", "reason": "sys.exit(%d) was called." % code, "exit_code": code & 0xFF or 1}
-    text = text_of(error)
+    # By its type: `isinstance` asks for `__class__`, which may be a property of the user's.
+    kind = type(error)
+    if issubclass(kind, SystemExit):
+        return _of_exit(SystemExit.__dict__["code"].__get__(error))
+    text = traceback_of(error)
     say(text)
-    told = {"type": type(error).__name__, "message": _message(error), "traceback": _end(text)}
-    if received is not None and isinstance(error, (KeyboardInterrupt, _terminated())):
-        reason = "It was ended by %s (%d)." % (signal.Signals(received).name, received)
-        return {"state": "CANCELLED", "reason": reason, "exit_code": 128 + received, "error": told}
+    name = name_of(error)
+    told = {"type": name, "message": short(text_of(error), _MESSAGE), "traceback": _end(text)}
+    if received is not None and issubclass(kind, (KeyboardInterrupt, _terminated())):
+        return {"state": "CANCELLED", "reason": by_signal(received), "exit_code": 128 + received, "error": told}
     line = one_line(error)
-    reason = "%s: %s" % (told["type"], line) if line else told["type"]
+    reason = "%s: %s" % (name, line) if line else name
     return {"state": "FAILED", "reason": reason, "exit_code": 1, "error": told}
+
+
+def _of_exit(code):
+    if code is None:
+        return {}
+    if not issubclass(type(code), int):
+        say(text_of(code) + "\n")
+        return {"state": "FAILED", "reason": one_line(code), "exit_code": 1}
+    number = int.__index__(code)
+    if number == 0:
+        return {}
+    return {
+        "state": "FAILED",
+        "reason": short("sys.exit(%s) was called." % text_of(number)),
+        "exit_code": number & 0xFF or 1,
+    }
 
 
 def _terminated():
     from .entry import Terminated
 
     return Terminated
-
-
-def _message(error):
-    try:
-        return _short(str(error), _MESSAGE)
-    except Exception:  # as above
-        return ""

@@ -16,24 +16,33 @@ import time
 
 from . import events, processes, verdict
 from .context import Context, read_json
-from .supervisor import Supervisor
+from .supervisor import GRACE, Supervisor
 
 _SLOT_POLL = 0.05
 _TOLD = (signal.SIGTERM, signal.SIGINT)
 # Seconds to wait for a process to go that was killed.
 _KILL_PATIENCE = 5.0
+# From the signal that ends a supervisor to SIGKILL: its own grace, what it needs to say so, and some.
+_GRACE = GRACE + 10.0
 
 
-def detach():
+def detach(job_dir):
     """Fork twice, so that the runner has no terminal and no parent that waits. Returns in the runner alone.
 
-    The first parent prints the runner's platform id and exits.
+    The first parent prints the runner's platform id and exits. The runner
+    claims the job first: who finds the claim knows that the job is sent, and a
+    script that is run a second time starts nothing.
     """
     read_end, write_end = os.pipe()
     if os.fork():
         os.close(write_end)
         with os.fdopen(read_end) as pipe:
-            sys.stdout.write(pipe.read())
+            identity, _, holder = pipe.read().rstrip("\n").partition(" ")
+        if not identity or holder != identity:
+            sys.stderr.write("This job was started already, by %s.\n" % holder if holder else "It did not start.\n")
+            sys.stderr.flush()
+            os._exit(1)
+        sys.stdout.write(identity + "\n")
         sys.stdout.flush()
         os._exit(0)
     os.setsid()
@@ -41,8 +50,11 @@ def detach():
         os._exit(0)
     os.close(read_end)
     identity = "%s:%d:%d" % (os.uname().nodename, os.getpid(), processes.start_time(os.getpid()))
-    os.write(write_end, (identity + "\n").encode())
+    holder = events.claim(os.path.join(job_dir, "claims", "runner"), identity)
+    os.write(write_end, ("%s %s\n" % (identity, holder)).encode())
     os.close(write_end)
+    if holder != identity:
+        os._exit(1)
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):
         os.dup2(null, number)
@@ -95,6 +107,7 @@ class Runner(object):
         self.waiting = [(0.0, task, 0) for task in range(self.tasks)]  # not before, task, attempt
         self.running = {}  # pid of a supervisor -> (task, attempt, rank)
         self.held = {}  # task -> slot's descriptor
+        self.kill_at = {}  # pid of a supervisor that was told to end -> when it is killed
 
     def run(self):
         """Until every task has ended."""
@@ -110,11 +123,14 @@ class Runner(object):
         while self.waiting or self.running:
             blocked = self._start()
             timeout = _SLOT_POLL if blocked else None
+            if self.kill_at:
+                timeout = min(timeout or _GRACE, max(0.0, min(self.kill_at.values()) - time.monotonic()))
             if not self.running and not self.waiting:
                 break
             ready, _, _ = select.select([wakeup], [], [], timeout)
             if ready and set(os.read(wakeup, 4096)) & {signal.SIGTERM, signal.SIGINT}:
                 self._cancel()
+            self._kill_the_deaf()
             self._collect()
 
     def _start(self):
@@ -187,30 +203,52 @@ class Runner(object):
             if pid not in self.running:
                 continue  # an orphan of a supervisor that was killed
             task, attempt, rank = self.running.pop(pid)
+            self.kill_at.pop(pid, None)
             path = self._events(task, attempt, rank)
             outcome = self._last_outcome(path)
+            if outcome is None and not self._claim(task):
+                outcome = {"state": "SUCCEEDED"}  # another copy runs: its records are not ours to write
             if outcome is None:
                 ended.update(self._end_orphans())
-                outcome = self._speak_for(path, status)
+                outcome = self._speak_for(path, status, task)
             peers = [key for key, value in self.running.items() if value[0] == task]
             if outcome["state"] != "SUCCEEDED":
-                processes.send(peers, signal.SIGTERM)
+                self._end(peers)
             if not peers:
                 os.close(self.held.pop(task))
                 self._retry(task, attempt)
 
     def _last_outcome(self, path):
-        found = [record for record in events.read(path) if record["kind"] in ("outcome", "duplicate", "superseded")]
+        found = [record for record in events.read(path) if record["kind"] in ("outcome", "superseded")]
         if not found:
             return None
         return found[-1] if found[-1]["kind"] == "outcome" else {"state": "SUCCEEDED"}
 
-    def _speak_for(self, path, status):
+    def _claim(self, task):
+        """Whether this runner may run the task, and write its records; asking takes the right."""
+        return events.claim(os.path.join(self.job_dir, "claims", str(task)), self.platform_id) == self.platform_id
+
+    def _end(self, pids):
+        """Tell supervisors to end; those that do not hear are killed in time."""
+        processes.send(pids, signal.SIGTERM)
+        for pid in pids:
+            self.kill_at.setdefault(pid, time.monotonic() + _GRACE)
+
+    def _kill_the_deaf(self):
+        """One that was stopped (SIGSTOP) hears nothing else."""
+        now = time.monotonic()
+        for pid in [pid for pid, when in self.kill_at.items() if when <= now]:
+            processes.send([pid] + processes.descendants(pid), signal.SIGKILL)
+            self.kill_at[pid] = now + _KILL_PATIENCE
+
+    def _speak_for(self, path, status, task):
         if os.WIFSIGNALED(status):
             reason = "Its supervisor was ended by signal %d." % os.WTERMSIG(status)
         else:
             reason = "Its supervisor ended with exit code %d and no word; see runner.log." % os.WEXITSTATUS(status)
         record = {"state": "DIED", "reason": reason, "exit_code": None, "signum": None}
+        if self._cancelled(task):
+            record.update(state="CANCELLED", reason="It was cancelled. %s" % reason)
         log = events.EventLog(path)
         log.write("outcome", **record)
         log.close()
@@ -257,18 +295,18 @@ class Runner(object):
             _, task, attempt = item
             if not ours or self._cancelled(task):
                 self.waiting.remove(item)
-                for rank in range(self.world):
+                for rank in range(self.world if self._claim(task) else 0):
                     log = events.EventLog(self._events(task, attempt, rank))
                     log.write("outcome", state="CANCELLED", reason=reason)
                     log.close()
         wanted = [pid for pid, value in self.running.items() if not ours or self._cancelled(value[0])]
-        processes.send(wanted, signal.SIGTERM)
+        self._end(wanted)
 
 
 def main(job_dir, slots_dir, slots):
     """Start a runner for `job_dir` in the background and print its platform id."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD)  # who learns our id may cancel at once
-    identity = detach()
+    identity = detach(job_dir)
     log = os.open(os.path.join(job_dir, "runner.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 2)
     Runner(job_dir, identity, slots_dir, slots).run()

@@ -5,16 +5,20 @@ process that the platform started. Threads, forks and the ranks under a launcher
 may all write to that file: an append of one write stays whole.
 """
 
-import json
 import logging
 import math
 import os
+import sys
 import time
+
+from . import lean
 
 __all__ = ["log", "progress"]
 
 _quiet = logging.getLogger(__name__)
-_encode = json.JSONEncoder(check_circular=False).encode
+# Of how many names something is said: a loop may make up new ones for ever.
+_PATIENCE = 20
+_LARGEST = 1 << 63
 
 
 def log(step=None, epoch=None, **values):
@@ -30,24 +34,21 @@ def log(step=None, epoch=None, **values):
         Anything that ``float()`` takes and that holds one number: Python's, NumPy's
         and PyTorch's (a tensor with one element). nan and inf are kept.
 
-    Raises
-    ------
-    TypeError
-        A value is no number.
-
     Notes
     -----
-    Outside a job it checks its arguments and does nothing else. A disk that is full
-    costs the record, never the training.
+    It ends no training: a value that is no number is left out, and a line on stderr
+    says so, once for its name. A disk that is full costs the record. Outside a job it
+    checks its arguments and does nothing else.
     """
     numbers = {}
     for name, value in values.items():
-        numbers[name] = value if type(value) is float else _number(name, value)
-    if step is not None:
-        step = _step(step)
-    if epoch is not None:
-        epoch = _number("epoch", epoch)
-    _channel.write("log", {"step": step, "epoch": epoch, "values": numbers})
+        number = value if type(value) is float else _number(name, value)
+        if number is not None:
+            numbers[name] = number
+    if numbers or not values:
+        step = None if step is None else _step(step)
+        epoch = None if epoch is None else _number("epoch", epoch)
+        _channel.write("log", {"step": step, "epoch": epoch, "values": numbers})
 
 
 def progress(done, total, what=None):
@@ -56,25 +57,27 @@ def progress(done, total, what=None):
     Parameters
     ----------
     done, total : number
-        Units that are done, and units in all.
+        Units that are done, and units in all. What is no finite number is left out, as `log` does.
     what : str, optional
         What is being done, such as ``"training"``.
-
-    Raises
-    ------
-    TypeError
-        `done` or `total` is no number.
     """
     counts = []
     for name, value in (("done", done), ("total", total)):
         number = _number(name, value)
-        counts.append(int(number) if math.isfinite(number) and number == int(number) else number)
-    _channel.write("progress", {"done": counts[0], "total": counts[1], "what": None if what is None else str(what)})
+        if number is None:
+            return
+        if not math.isfinite(number):
+            _complain(name, "%s=%s is no finite number" % (name, number))
+            return
+        counts.append(int(number) if number == int(number) else number)
+    what = None if what is None else _shown(what, "%.200s")
+    _channel.write("progress", {"done": counts[0], "total": counts[1], "what": what})
 
 
 def _number(name, value):
+    """The value as a float; None, and a word to the person, where it is not one number."""
     if isinstance(value, (str, bytes, bytearray)):
-        raise TypeError("%s=%.40r is text, not a number: log takes numbers, such as %s=0.5." % (name, value, name))
+        return _complain(name, "%s=%s is text, not a number" % (name, _shown(value)))
     try:
         if not isinstance(value, (int, float)):
             # A tensor that takes part in autograd warns when it is turned into a number.
@@ -83,20 +86,40 @@ def _number(name, value):
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf  # an int beyond the floats
-    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor with several elements
-        raise TypeError(
-            "%s of type %s is not one number (%s): pass a number, or a tensor's .item() or .mean()."
-            % (name, type(value).__name__, error)
-        ) from None
+    except Exception as error:  # whatever the value's own code does; RuntimeError is a tensor with several elements
+        kind = type(value).__name__
+        why = _shown(error, "%.200s")
+        mend = "pass a number, or a tensor's .item() or .mean()"
+        return _complain(name, "%s of type %s is not one number (%s): %s" % (name, kind, why, mend))
 
 
 def _step(step):
-    if type(step) is int:
-        return step
-    number = _number("step", step)
-    if not math.isfinite(number) or number != int(number):
-        raise TypeError("step=%.40r is not a whole number." % (step,))
+    number = step if type(step) is int else _number("step", step)
+    if number is None:
+        return None
+    if not -_LARGEST <= number < _LARGEST or number != int(number):
+        return _complain("step", "step=%s is not a whole number of 64 bits" % _shown(step))
     return int(number)
+
+
+def _shown(value, form="%.40r"):
+    try:
+        return form % (value,)
+    except Exception:  # a broken __repr__
+        return type(value).__name__
+
+
+def _complain(name, sentence):
+    """Say what was left out, once for each name."""
+    if name not in _told and len(_told) < _PATIENCE:
+        _told.add(name)
+        try:
+            sys.stderr.write("clusterkernel: %s. It is left out of the metrics.\n" % " ".join(sentence.split()))
+        except Exception:  # an object of the user's may do anything
+            _quiet.debug("%s", sentence)
+
+
+_told = set()  # type: set
 
 
 class _Channel(object):
@@ -113,7 +136,7 @@ class _Channel(object):
             return
         record = {"t": time.time(), "source": source, "rank": _rank()}
         record.update(fields)
-        data = (_encode(record) + "\n").encode("utf-8")
+        data = lean.dumps(record) + b"\n"
         try:
             descriptor = self._descriptor(folder)
             if os.write(descriptor, data) != len(data):

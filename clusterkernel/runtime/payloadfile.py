@@ -1,15 +1,11 @@
 """Small readings of a payload's folder."""
 
-import json
+import io
 import os
 import types
 
+from .context import read_json
 from .pickling import Unpickler
-
-
-def global_rank(context):
-    """This process's number among all ranks of the job."""
-    return int(os.environ.get("RANK") or context.rank)
 
 
 class LoadFailed(Exception):
@@ -32,8 +28,7 @@ def load_named(unpickler, name):
 def learn_sources(folder):
     """Let linecache know the notebook's cells that functions came from."""
     try:
-        with open(os.path.join(folder, "sources.json"), "rb") as file:
-            sources = json.loads(file.read().decode("utf-8"))
+        sources = read_json(os.path.join(folder, "sources.json"))
     except (IOError, OSError):
         return
     for filename, text in sources.items():
@@ -44,14 +39,19 @@ def remember(filename, text):
     """A source for linecache; without a time it is never looked up on disk."""
     import linecache  # not before: it brings half of `re`, and most short tasks have no source to keep
 
-    linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+    linecache.cache[filename] = (len(text), None, lines(text), filename)
+
+
+def lines(text):
+    """The lines of a source, as Python's parser counts them: a form feed or U+2028 ends none."""
+    return list(io.StringIO(text, newline=None))
 
 
 def publish(namespace, value):
     """Let a function or class of the notebook be found under its name, as `multiprocessing` looks for it."""
-    if issubclass(type(value), (types.FunctionType, type)) and value.__module__ == "__main__":
-        if "." not in value.__qualname__:
-            namespace.setdefault(value.__qualname__, value)
+    named = issubclass(type(value), (types.FunctionType, type)) and value.__module__ == "__main__"
+    if named and "." not in value.__qualname__:
+        namespace.setdefault(value.__qualname__, value)
 
 
 def changes(folder, loader):

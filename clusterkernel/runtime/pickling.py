@@ -10,10 +10,18 @@ in their place, whatever package this module lies in.
 """
 
 import builtins
-import pickle
 import sys
 import types
 import weakref
+
+try:  # `pickle` itself would bring `re`
+    from _pickle import Pickler as Pickler
+    from _pickle import Unpickler as _Unpickler
+    from _pickle import UnpicklingError
+except ImportError:  # another Python than CPython
+    from pickle import Pickler as Pickler
+    from pickle import Unpickler as _Unpickler
+    from pickle import UnpicklingError
 
 # This package's name here and in a job, and the other way round.
 _PACKAGES = ("clusterkernel.runtime.", "ckruntime.")
@@ -25,7 +33,7 @@ _KEYS = weakref.WeakKeyDictionary()  # type: weakref.WeakKeyDictionary
 
 
 def _only_our_unpickler(*_):
-    raise pickle.UnpicklingError("this was written by clusterkernel and is read by clusterkernel.payload.results")
+    raise UnpicklingError("this was written by clusterkernel and is read by clusterkernel.payload.results")
 
 
 def make_class(*args):
@@ -73,7 +81,7 @@ def make_code(*args):
     _only_our_unpickler(*args)
 
 
-class MissingClass(pickle.UnpicklingError):
+class MissingClass(UnpicklingError):
     """A class that came by reference is found nowhere."""
 
 
@@ -216,7 +224,7 @@ class Loader(object):
         return block.replace(co_filename=filename) if hasattr(block, "replace") else block
 
 
-class Unpickler(pickle.Unpickler):
+class Unpickler(_Unpickler):
     """Reads what our pickler wrote.
 
     Parameters
@@ -226,7 +234,7 @@ class Unpickler(pickle.Unpickler):
     """
 
     def __init__(self, file, loader):
-        pickle.Unpickler.__init__(self, file)
+        _Unpickler.__init__(self, file)
         self._loader = loader
 
     def find_class(self, module, name):
@@ -241,7 +249,7 @@ class Unpickler(pickle.Unpickler):
             found = look_up(loader.namespace if loader.prefer is None else loader.prefer, name)
             if found is not None:
                 return found
-        return pickle.Unpickler.find_class(self, module, name)
+        return _Unpickler.find_class(self, module, name)
 
 
 class TooLarge(Exception):

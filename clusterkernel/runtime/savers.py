@@ -1,18 +1,18 @@
 """Saving what a payload made: each value in a file of its own, whole or not at all."""
 
 import os
-import pickle
-import signal
 import sys
 import time
 import types
 
-from . import culprit, pickling
+from . import failures, pickling, verdict
+from .lean import signal
 
 LIMIT = 1 << 30
 TIME = 600.0
 # After a signal: the supervisor waits 25 s before it kills, Slurm 30 s.
 QUICK = 12.0
+_LATE = "the time for saving was over"
 
 
 class TooLong(Exception):
@@ -29,22 +29,22 @@ class Deadline(object):
     """
 
     def __init__(self, quick=False):
-        self.end = time.time() + (QUICK if quick else TIME)
+        self.end = time.monotonic() + (QUICK if quick else TIME)
         self._armed = False
 
     def hurry(self):
         """The job is being ended: finish soon."""
-        self.end = min(self.end, time.time() + QUICK)
+        self.end = min(self.end, time.monotonic() + QUICK)
         self._arm()
 
     def check(self):
         """Raise `TooLong` once the time is over."""
-        if time.time() >= self.end:
-            raise TooLong()
+        if time.monotonic() >= self.end:
+            raise TooLong(_LATE)
 
     def _arm(self):
         if self._armed:
-            signal.setitimer(signal.ITIMER_REAL, max(0.05, self.end - time.time()), 1.0)
+            signal.setitimer(signal.ITIMER_REAL, max(0.05, self.end - time.monotonic()), 1.0)
 
     def __enter__(self):
         self._before = signal.signal(signal.SIGALRM, self._over)
@@ -59,7 +59,7 @@ class Deadline(object):
 
     def _over(self, *_):
         if self._armed:
-            raise TooLong()
+            raise TooLong(_LATE)
 
 
 class _Sink(pickling.Counter):
@@ -77,7 +77,7 @@ class _NeedsMore(Exception):
     pass
 
 
-class _PlainPickler(pickle.Pickler):
+class _PlainPickler(pickling.Pickler):
     """For values without anything of the notebook's in them: saves the import of cloudpickle."""
 
     def reducer_override(self, obj):
@@ -126,31 +126,42 @@ def save(value, path, program, name, deadline=None, limit=None):
         os.replace(temporary, path)
         return size, None
     except TooLong:
-        why = "the time for saving was over"
+        why = _LATE
     except pickling.TooLarge:
         why = "it is larger than %d MiB; name it with -o to save it" % (limit >> 20)
     except OSError as error:
-        why = "%s: %s" % (path, error.strerror or error)
+        why = "%s: %s" % (path, error.strerror or failures.one_line(error))
     except ImportError as error:
-        why = "%s on %s" % (error, os.uname().nodename)
-    except Exception as error:  # the code of the value's own type may raise anything
-        why = "%s does not pickle" % culprit.describe(error, pickler, value, name)
+        why = "%s on %s" % (failures.one_line(error), os.uname().nodename)
+    except BaseException as error:  # the code of the value's own type may raise anything
+        why = "%s does not pickle" % _culprit(error, pickler, value, name)
     try:
         os.unlink(temporary)
     except OSError:
         pass
-    return None, why
+    return None, verdict.short(why)
+
+
+def _culprit(error, pickler, value, name):
+    from . import culprit  # not before: most values pickle
+
+    try:
+        return culprit.describe(error, pickler, value, name)
+    except TooLong:
+        raise
+    except BaseException:  # as above, where it is looked at
+        return "%s: %s" % (name, failures.name_of(error))
 
 
 def _save_plain(value, sink):
     if "cloudpickle" in sys.modules or sys.version_info < (3, 8):
         return False
     try:
-        _PlainPickler(sink, pickle.HIGHEST_PROTOCOL).dump(value)
+        _PlainPickler(sink, -1).dump(value)
         return True
     except (TooLong, pickling.TooLarge, OSError):
         raise
-    except Exception:  # cloudpickle tries again, and its complaint counts
+    except BaseException:  # cloudpickle tries again, and its complaint counts
         return False
 
 
@@ -169,31 +180,34 @@ def save_error(error, path, program, deadline):
         with open(os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             _cloud_pickler(_Sink(file, deadline), program).dump(error)
         os.replace(path + ".tmp", path)
-    except Exception:  # as above: best effort
+    except BaseException:  # as above: best effort
         try:
             os.unlink(path + ".tmp")
         except OSError:
             pass
 
 
-def save_outputs(program, folder, deadline):
+def save_outputs(program, folder, deadline, outputs):
     """Save every name that the payload says is an output.
 
-    Returns
-    -------
-    dict
-        Name -> size, type and error.
+    Parameters
+    ----------
+    program : Call or Cell
+    folder : str
+    deadline : Deadline
+    outputs : dict
+        Gets, for each name, size, type and error.
     """
-    outputs = {}
     for name in program.outputs:
-        if name not in program.namespace:
-            continue
-        value = program.namespace[name]
+        value = program.namespace.get(name, types)  # modules are not saved, nor is what is not there
         if issubclass(type(value), types.ModuleType):
             continue
         if not os.path.isdir(folder):
             os.makedirs(folder, 0o700, exist_ok=True)
         limit = None if name in program.bind else LIMIT
-        size, why = save(value, os.path.join(folder, name + ".pkl"), program, name, deadline, limit)
-        outputs[name] = {"size": size, "type": type(value).__name__, "error": why}
-    return outputs
+        about = outputs[name] = {"size": None, "type": failures.name_of(value), "error": _LATE}
+        try:
+            size, why = save(value, os.path.join(folder, name + ".pkl"), program, name, deadline, limit)
+            about.update(size=size, error=why)
+        except TooLong:  # it came while another error was looked at
+            continue

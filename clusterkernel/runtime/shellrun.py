@@ -1,6 +1,5 @@
 """Runs the lines of a cell that began with ``!``."""
 
-import subprocess
 import sys
 
 NAME = "__clusterkernel_shell__"
@@ -51,6 +50,8 @@ def run(command, expand=None, capture=False):
             command = expand()
         except Exception:  # as in IPython: the line may mean the shell's own $ and {}
             pass
+    import subprocess  # not before: most cells have no such line
+
     sys.stdout.flush()
     sys.stderr.flush()
     if not capture:

@@ -6,16 +6,16 @@ through it, so that each line has a time and metrics are read as they come.
 """
 
 import errno
-import json
+import gc
 import os
 import select
-import signal
 import struct
 import sys
 import time
 
-from . import events, private, processes, verdict
+from . import events, lean, private, processes, verdict
 from .context import read_json
+from .lean import signal
 
 HEARTBEAT = 10.0
 SAMPLE_EVERY = 5.0
@@ -25,8 +25,6 @@ FIRST_SAMPLE = 1.0
 GRACE = 25.0
 # For what a payload leaves behind (a torchrun that was killed leaves workers).
 LEFTOVER_GRACE = 3.0
-# A signal to a whole group may reach its processes one after another.
-SIGNAL_LAG = 0.05
 _CHUNK = 1 << 16
 # One record for each chunk of output, so that the two streams can be read in the
 # order in which they were written: "o" or "e", bytes, Unix time.
@@ -64,6 +62,7 @@ class Supervisor(object):
         self.superseded = False
         self.abandoned = False
         self._kill_at = None
+        self._told_to_end = None
         self._child = None
         self._flush_at = None
         self._unordered = b""  # records of the order that found no room yet
@@ -144,9 +143,9 @@ class Supervisor(object):
         """Whether somebody asked for its end before it came to its start."""
         try:
             tasks = read_json(os.path.join(self.context.job_dir, "cancel.json"))["tasks"]
-        except (IOError, OSError, ValueError, KeyError):
+            return not tasks or self.context.task in tasks
+        except (IOError, OSError, ValueError, KeyError, TypeError):  # the last: it is no such record
             return False
-        return not tasks or self.context.task in tasks
 
     def _listen(self):
         self._wakeup, write_end = os.pipe()
@@ -185,7 +184,7 @@ class Supervisor(object):
         except NoSecret as error:
             return verdict.outcome("LAUNCH_FAILED", str(error))
         except Exception as error:  # the rendezvous could not be made: whatever it was, the run ends here
-            return verdict.outcome("LAUNCH_FAILED", "%s: %s" % (type(error).__name__, error))
+            return verdict.outcome("LAUNCH_FAILED", verdict.short("%s: %s" % (type(error).__name__, error)))
         readers = {}
         writers = []
         for stream in ("stdout", "stderr"):
@@ -194,7 +193,11 @@ class Supervisor(object):
             writers.append(write_end)
         parent = os.getpid()
         self._kill_at = None
+        if argv is None:
+            from . import entry  # noqa: F401 - before the fork, since what is written to after it is copied first
+        gc.freeze()  # for the same reason
         self._child = os.fork()
+        gc.enable()
         if self._child == 0:
             self._become_payload(parent, argv, secrets, writers, list(readers))
         for write_end in writers:
@@ -204,7 +207,9 @@ class Supervisor(object):
         report = verdict.read_report(self.context.process_dir)
         after = processes.oom_kills()
         out_of_memory = after is not None and after > (self._oom_before or 0)
-        outcome = verdict.judge(status, report, step is not None, self.timed_out, self.ended_by, out_of_memory)
+        outcome = verdict.judge(
+            status, report, step is not None, self.timed_out, self.ended_by, out_of_memory, self._told_to_end
+        )
         if outcome["state"] == "CANCELLED" and self._is_over_time():
             outcome["overtime"] = True
         if self.abandoned and outcome["state"] != "SUCCEEDED":
@@ -296,7 +301,7 @@ class Supervisor(object):
                 about = os.fstat(file.fileno())
                 if about.st_uid != os.geteuid() or about.st_mode & 0o077:
                     raise NoSecret("The secrets in %s are open to other users; chmod 600 it." % path)
-                values = json.loads(file.read().decode("utf-8"))
+                values = lean.loads(file.read())
             missing = [name for name in names if name not in values]
         except (OSError, ValueError, TypeError) as error:
             # Without the error's own words where it read the file: they may show a part of it.
@@ -308,7 +313,8 @@ class Supervisor(object):
 
     def _attend(self, readers):
         """Pass on output and signals until the payload and all that it started have ended."""
-        self._began = time.time()
+        # Deadlines by a clock that nobody sets back.
+        self._began = time.monotonic()
         beat, sample = self._began + HEARTBEAT, self._began + FIRST_SAMPLE
         limit = self._began + self.time_limit if self.time_limit else None
         status = None
@@ -316,28 +322,28 @@ class Supervisor(object):
         for number in list(readers) + [self._wakeup]:
             poll.register(number, select.POLLIN)
         drain_until = None
-        while status is None or (readers and time.time() < drain_until):
-            now = time.time()
+        while status is None or (readers and time.monotonic() < drain_until):
+            now = time.monotonic()
             due = [beat, sample] + [t for t in (limit, self._kill_at, drain_until, self._flush_at) if t]
             due += self._parse_due()
             for number, _ in poll.poll(max(0.0, min(due) - now) * 1000):
                 if number == self._wakeup:
-                    self._forward()
+                    self._forward(status)
                 elif not self._pump(number, readers[number]):
                     poll.unregister(number)
                     os.close(number)
                     del readers[number]
-            now = time.time()
+            now = time.monotonic()
             if self._flush_at and now >= self._flush_at:
                 self._flush_at = None
                 self._flush_output()
             if any(now >= moment for moment in self._parse_due()):
-                self._parse("tick", now)
+                self._parse("tick")
             if status is None:
                 status = processes.reap().get(self._child)
                 if status is not None:
                     processes.end_all_below(os.getpid(), LEFTOVER_GRACE)
-                    drain_until = time.time() + 2.0
+                    drain_until = time.monotonic() + 2.0
             if now >= beat:
                 beat = now + HEARTBEAT
                 self.log.write("heartbeat")
@@ -347,7 +353,7 @@ class Supervisor(object):
             if now >= sample:
                 sample = now + SAMPLE_EVERY
                 self._sample(now)
-            if limit and now >= limit and not self.timed_out:
+            if limit and now >= limit and status is None:
                 self.timed_out, limit = True, None
                 self._end(signal.SIGTERM)
             if self._kill_at and now >= self._kill_at:
@@ -355,10 +361,10 @@ class Supervisor(object):
                 self._end(signal.SIGKILL)
         for number in readers:
             os.close(number)
-        if status and not self.ended_by and select.select([self._wakeup], [], [], SIGNAL_LAG)[0]:
-            self._forward()  # one signal to the whole group may reach the payload before us
+        if status and not self.ended_by and select.select([self._wakeup], [], [], verdict.SIGNAL_LAG)[0]:
+            self._forward(status)  # one signal to the whole group may reach the payload before us
         if self._parser:
-            self._parse("close", time.time())
+            self._parse("close")
             self._parser = None
         return status
 
@@ -375,12 +381,12 @@ class Supervisor(object):
             pass  # a full disk costs the log; the job goes on and its metrics too
         if written:
             self._unordered += ORDER.pack(b"o" if stream == "stdout" else b"e", written, time.time())
-        self._flush_at = self._flush_at or time.time() + FLUSH_EVERY
+        self._flush_at = self._flush_at or time.monotonic() + FLUSH_EVERY
         try:
             self._unordered = self._unordered[os.write(self._files["order"], self._unordered) :]
         except OSError:
             pass  # it follows when there is room
-        self._parse("feed", data, stream, time.time())
+        self._parse("feed", data, stream)
         return True
 
     def _flush_output(self):
@@ -399,10 +405,10 @@ class Supervisor(object):
                 from .logparse import LogParser
 
                 self._parser = LogParser(self.context.rank)
-            records = getattr(self._parser, method)(*arguments)
+            records = getattr(self._parser, method)(*arguments, time.monotonic())
         except Exception as error:
             self._parser = False
-            self.log.write("warning", reason="Metrics are no longer read from the output: %r" % error)
+            self.log.write("warning", reason=verdict.short("Metrics are no longer read from the output: %r" % error))
             return
         if records:
             self._write_records("metrics.jsonl", records)
@@ -411,9 +417,12 @@ class Supervisor(object):
         return [self._parser.due] if self._parser and self._parser.due is not None else []
 
     def _write_records(self, name, records):
-        text = "".join(json.dumps(record) + "\n" for record in records)
+        ahead = time.time() - time.monotonic()
+        lines = []
+        for record in records:
+            lines.append(lean.dumps(dict(record, t=record["t"] + ahead)) + b"\n")
         try:
-            os.write(self._files[name], text.encode("utf-8"))
+            os.write(self._files[name], b"".join(lines))
         except OSError:
             pass  # a full disk, as above
 
@@ -429,19 +438,19 @@ class Supervisor(object):
             record = self._sampler.sample(now)
         except Exception as error:
             self._sampler = False
-            self.log.write("warning", reason="Its use of the machine is no longer sampled: %r" % error)
+            self.log.write("warning", reason=verdict.short("Its use of the machine is no longer sampled: %r" % error))
             return
         record.setdefault("rank", self.context.rank)
         self._write_records("usage.jsonl", [record])
 
-    def _forward(self):
+    def _forward(self, status):
         for signum in set(os.read(self._wakeup, 4096)):
             if signum == signal.SIGCHLD:
                 if os.getppid() != self._parent and not self.abandoned:
                     self._abandon()
                 continue
             self.log.write("signal", signum=signum)
-            if signum in _ENDING:
+            if signum in _ENDING and status != 0:  # one that comes after a good end has ended nothing
                 self.ended_by = self.ended_by or signum
                 self._end(signum)
             else:
@@ -451,8 +460,9 @@ class Supervisor(object):
         """What had started us was killed: the platform takes the job for dead, and gives its place to others."""
         self.abandoned = True
         self.log.write("abandoned")
+        now = self._told_to_end = time.monotonic()
         self._signal_group(signal.SIGTERM)
-        self._kill_at = min(self._kill_at or time.time() + GRACE, time.time() + LEFTOVER_GRACE)
+        self._kill_at = min(self._kill_at or now + GRACE, now + LEFTOVER_GRACE)
 
     def _is_over_time(self):
         """Whether the time that the job asked for is over; Slurm counts whole minutes."""
@@ -460,9 +470,11 @@ class Supervisor(object):
         return bool(limit and self.job_began) and time.time() - self.job_began >= -(-limit // 60) * 60
 
     def _end(self, signum):
+        now = time.monotonic()
+        self._told_to_end = self._told_to_end or now
         self._signal_group(signum)
         if signum != signal.SIGKILL and self._kill_at is None:
-            self._kill_at = time.time() + GRACE
+            self._kill_at = now + GRACE
 
     def _signal_group(self, signum):
         try:
@@ -478,7 +490,7 @@ class Supervisor(object):
     def _await_step(self, name):
         """Wait until process 0 has done what is done once for all."""
         path = os.path.join(os.path.dirname(self.context.events_path), "%d.0.jsonl" % self.context.task)
-        beat = time.time() + HEARTBEAT
+        beat = time.monotonic() + HEARTBEAT
         while True:
             for record in events.read(path):
                 if record["kind"] == "step" and record["name"] == name:
@@ -492,8 +504,8 @@ class Supervisor(object):
             if os.getppid() != self._parent:
                 self.abandoned = True
                 return verdict.outcome("DIED", _ABANDONED, signum=int(signal.SIGKILL))
-            if time.time() >= beat:
-                beat = time.time() + HEARTBEAT
+            if time.monotonic() >= beat:
+                beat = time.monotonic() + HEARTBEAT
                 self.log.write("heartbeat")
 
     def _drain_signals(self):

@@ -1,9 +1,17 @@
 """How a payload ended: from its own report, else from how its process did."""
 
 import os
-import signal
 
-from .context import read_json
+from . import lean
+
+# A signal to a whole group may reach its processes one after another.
+SIGNAL_LAG = 0.05
+_LINE = 300
+
+
+def short(text, limit=_LINE):
+    """The text, or its beginning: records are read again and again."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def outcome(state, reason, exit_code=None, signum=None, **rest):
@@ -15,6 +23,8 @@ def outcome(state, reason, exit_code=None, signum=None, **rest):
 
 def by_signal(signum):
     """A signal in words."""
+    import signal  # not before: it brings `enum`
+
     try:
         name = signal.Signals(signum).name
     except ValueError:
@@ -22,7 +32,7 @@ def by_signal(signum):
     return "It was ended by %s (%d)." % (name, signum)
 
 
-def judge(status, report, command, timed_out=False, ended_by=None, out_of_memory=False):
+def judge(status, report, command, timed_out=False, ended_by=None, out_of_memory=False, told_to_end=None):
     """The outcome record.
 
     Parameters
@@ -39,6 +49,8 @@ def judge(status, report, command, timed_out=False, ended_by=None, out_of_memory
         The signal that we were sent to end it; why is for the platform to tell.
     out_of_memory : bool
         Whether the kernel killed a process of ours for want of memory.
+    told_to_end : float or None
+        When we first told the payload to end (`time.monotonic`).
     """
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
     signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
@@ -47,7 +59,10 @@ def judge(status, report, command, timed_out=False, ended_by=None, out_of_memory
         report.setdefault("exit_code", code)
         report["signum"] = signum
         rest = {key: report[key] for key in ("error", "result", "outputs") if key in report}
-        if report["state"] == "SUCCEEDED" and code == 0:
+        through = report.pop("through", None)
+        # Code that hears a signal and returns in peace has not done what it was to do.
+        in_time = told_to_end is None or through is None or through < told_to_end - SIGNAL_LAG
+        if in_time and (code == 0 if report["state"] == "SUCCEEDED" else report["state"] in _BY_ITSELF):
             return report
     if timed_out:
         return outcome("TIMED_OUT", "It reached its time limit.", code, signum, **rest)
@@ -92,22 +107,48 @@ def read_report(process_dir):
     Returns
     -------
     dict or None
-        A rank that failed speaks for all; success takes all of them.
+        A rank that failed speaks for all; success takes all of them, and the last one's time counts.
     """
     try:
-        ranks = [name for name in os.listdir(process_dir) if name.startswith("rank-")]
+        ranks = [name for name in os.listdir(process_dir) if name.startswith("rank-") and name[5:].isdecimal()]
     except OSError:
         ranks = []
     ranks.sort(key=lambda name: int(name[5:]))
     reports = []
     for folder in [process_dir] + [os.path.join(process_dir, name) for name in ranks]:
-        try:
-            reports.append(read_json(os.path.join(folder, "report.json")))
-        except (IOError, OSError, ValueError):
-            continue
+        report = _read(os.path.join(folder, "report.json"))
+        if report is not None:
+            reports.append(report)
     bad = [report for report in reports if report["state"] != "SUCCEEDED"]
     if bad:
         return bad[0]
     if not reports or len(reports) < len(ranks):
         return None
-    return reports[0]
+    times = [report["through"] for report in reports if report.get("through") is not None]
+    return dict(reports[0], through=max(times)) if times else reports[0]
+
+
+def _read(path):
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MOST + 1)
+    except (IOError, OSError):
+        return None
+    try:
+        report = lean.loads(data) if len(data) <= _MOST else None
+    except ValueError:
+        report = None
+    whole = isinstance(report, dict) and all(isinstance(report.get(key), kind) for key, kind in _FIELDS)
+    if whole and all(isinstance(about, dict) for about in report["outputs"].values()):
+        return report
+    return outcome("DIED", "What it said of its end is damaged: %s." % path)
+
+
+_BY_ITSELF = ("FAILED", "RESULT_FAILED", "LAUNCH_FAILED")
+# Of a report, which is written in one step: but a file system may damage it, and so may the user's code.
+_MOST = 1 << 26
+_NONE = type(None)
+_FIELDS = (
+    ("state", str), ("reason", str), ("exit_code", (int, _NONE)), ("error", (dict, _NONE)),
+    ("result", str), ("outputs", dict), ("through", (float, int, _NONE)),
+)  # fmt: skip

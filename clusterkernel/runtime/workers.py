@@ -1,9 +1,9 @@
 """What a worker process of a job finds in its main module."""
 
-import json
 import os
 
 from . import payloadfile
+from .context import read_json
 from .pickling import Loader, Unpickler
 
 
@@ -17,8 +17,7 @@ def define(namespace, folder):
     folder : str
         The payload's.
     """
-    with open(os.path.join(folder, "payload.json"), "rb") as file:
-        about = json.loads(file.read().decode("utf-8"))
+    about = read_json(os.path.join(folder, "payload.json"))
     payloadfile.learn_sources(folder)
     loader = Loader(namespace)
     if about["kind"] == "cell":

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from clusterkernel import rescue, submitter
 from clusterkernel.arrays import JobArray
 from clusterkernel.backends import registry
-from clusterkernel.backends.base import Capabilities, Observation
 from clusterkernel.backends.slurm.backend import SlurmBackend
 from clusterkernel.errors import BackendUnavailable, LimitReached, SubmissionError
 from clusterkernel.jobfolder import WITHDRAWN, JobFolder
@@ -25,43 +23,8 @@ from clusterkernel.states import JobState
 from clusterkernel.submitter import Submitter
 from clusterkernel.watcher import stop_all
 from tests.unit import making
+from tests.unit.given import AWAY, Platform, make
 from tests.unit.making import until
-
-AWAY = BackendUnavailable("It does not answer.")
-
-
-class Platform:
-    """Does at each call what the test wrote down for it; jobs that it took wait."""
-
-    name: ClassVar[str] = "given"
-    capabilities: ClassVar[Capabilities] = Capabilities(poll_every=0.05)
-
-    def __init__(self) -> None:
-        self.answers: deque[Exception | tuple[tuple[str, int, int], ...]] = deque()
-        self.found: deque[Exception | Submission | None] = deque()
-        self.calls: list[str] = []
-        self.cancelled: list[str] = []
-
-    def submit(self, folder: JobFolder) -> Submission:
-        self.calls.append(f"submit {folder.id}")
-        answer = self.answers.popleft() if self.answers else ((f"p{folder.id}", 0, folder.record.tasks),)
-        if isinstance(answer, Exception):
-            raise answer
-        return Submission(platform_ids=answer)
-
-    def find(self, folder: JobFolder) -> Submission | None:
-        self.calls.append(f"find {folder.id}")
-        answer = self.found.popleft() if self.found else None
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def poll(self, folders: Sequence[JobFolder]) -> dict[str, list[Observation]]:
-        told = Observation(task=0, state=JobState.QUEUED)
-        return {folder.id: [told] for folder in folders}
-
-    def cancel(self, folder: JobFolder, tasks: Sequence[int] | None = None) -> None:
-        self.cancelled.append(folder.id)
 
 
 @pytest.fixture
@@ -79,15 +42,6 @@ def sender() -> Iterator[Submitter]:
     found = Submitter()
     yield found
     found.stop()
-
-
-def make(tasks: int | None = None) -> JobFolder:
-    root = JobRoot()
-
-    def record(job_id: str, key: str) -> Any:
-        return making.record(job_id, key, tasks=tasks)
-
-    return root.create(record, lambda path: None)
 
 
 def ids(folder: JobFolder) -> list[tuple[str, int, int]]:
@@ -209,13 +163,17 @@ def test_a_cancel_that_comes_while_a_job_is_sent_reaches_it(platform: Platform, 
     assert platform.cancelled == [folder.id]
 
 
+ENDED = "The kernel ended before it was sent. Send it with %cluster_rerun."
+
+
 # -- what a dead sender leaves -------------------------------------------------------------
 
 
 def test_a_sender_that_lives_is_left_alone() -> None:
-    assert not rescue.orphaned(make().record)
+    senders = rescue.Senders(JobRoot().path)
+    assert not senders.gone(make().record, 0.0)
     gone = making.Forked(lambda: make().id)
-    assert rescue.orphaned(JobFolder(JobRoot().path / gone.said()).record)
+    assert senders.gone(JobFolder(JobRoot().path / gone.said()).record, 0.0)
 
 
 def test_what_is_withdrawn_cannot_run_any_more(platform: Platform) -> None:
@@ -231,7 +189,7 @@ def test_what_runs_is_not_withdrawn(platform: Platform) -> None:
     folder = make()
     events.claim(str(folder.path / "claims" / "0"), "81")
     assert rescue.withdraw(folder) == "81"
-    rescue.rescue(folder, platform, "Its kernel ended.")
+    rescue.rescue(folder, platform)
     assert (ids(folder), folder.refused()) == ([("81", 0, 1)], "")
 
 
@@ -252,16 +210,16 @@ def test_a_rescue_keeps_finds_sends_or_ends(
         folder.write_submission(Submission(platform_ids=known))
     platform.found.append(Submission(platform_ids=found) if found else None)
     platform.answers.append((("b", 2, 1),))
-    rescue.rescue(folder, platform, "Its kernel ended.")
+    rescue.rescue(folder, platform)
     assert [call.split()[0] for call in platform.calls] == calls
-    assert (folder.refused() or ids(folder)) == ("Its kernel ended." if expected == "refused" else expected)
+    assert (folder.refused() or ids(folder)) == (ENDED if expected == "refused" else expected)
 
 
 def test_a_rescue_without_an_answer_concludes_nothing(platform: Platform) -> None:
     platform.found.append(AWAY)
     folder = make()
     with pytest.raises(BackendUnavailable):
-        rescue.rescue(folder, platform, "Its kernel ended.")
+        rescue.rescue(folder, platform)
     assert (ids(folder), folder.refused(), folder.holder()) == ([], "", "")
 
 
@@ -269,7 +227,7 @@ def test_the_rest_of_a_cancelled_array_is_not_sent(platform: Platform) -> None:
     folder = make(3)
     folder.write_submission(Submission(platform_ids=(("a", 0, 2),)))
     folder.request_cancel()
-    rescue.rescue(folder, platform, "Its kernel ended.")
+    rescue.rescue(folder, platform)
     assert platform.calls == [f"find {folder.id}"]
     jobs = JobArray(folder)
     assert jobs[2].wait(making.CEILING) is JobState.CANCELLED

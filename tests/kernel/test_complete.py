@@ -61,3 +61,18 @@ def test_jobs_and_their_names_complete(kernel: Kernel) -> None:
 def test_nothing_of_ours_is_offered_after_unloading(kernel: Kernel) -> None:
     kernel.good("%unload_ext clusterkernel")
     assert not [one for one in tab(kernel, "%%cluster_train --gpu|") if "gpus" in one]
+
+
+def test_nothing_else_is_offered_on_a_line_of_ours(kernel: Kernel) -> None:
+    kernel.good("open('a file.txt', 'w').close()\nclass timetable: pass\nx = 1")
+    for line in ("%%ck --time |", "%%ck --time t|", "%%ck --env |", "%%ck -o |", "%cluster_jobs x|", "%cluster_wait |"):
+        assert tab(kernel, line) == [], line
+    for line in ("%%ck --files |", "%cluster_check |"):
+        assert any("file.txt" in one for one in tab(kernel, line)), line
+
+
+def test_the_package_offers_what_it_has_and_no_more(kernel: Kernel) -> None:
+    kernel.good("import clusterkernel as ck; ck.jobs(); ck.Executor")
+    offered = {one.removeprefix("ck.") for one in tab(kernel, "ck.|")}
+    assert kernel.value("sorted(dir(ck))") == kernel.value("sorted(ck.__all__)")
+    assert offered == {name for name in kernel.value("ck.__all__") if not name.startswith("_")}

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
+from clusterkernel.formats import secrets
 from clusterkernel.formats.model import Program, Runs, Step
 from clusterkernel.formats.reporting import said
 from clusterkernel.spec import (
@@ -25,7 +26,12 @@ from clusterkernel.spec import (
 from clusterkernel.units import GpuRequest
 
 WORD = st.text(string.ascii_lowercase + string.digits, min_size=1, max_size=12).filter(lambda text: text[0].isalpha())
-NAME = st.text(string.ascii_uppercase + "_", min_size=3, max_size=12).map(lambda text: "V_" + text)
+# No name that says a secret: each format takes those by their names.
+NAME = (
+    st.text(string.ascii_uppercase + "_", min_size=3, max_size=12)
+    .map(lambda text: "V_" + text)
+    .filter(lambda name: not secrets.is_name(name))
+)
 # What a shell, YAML, TOML and Python could each trip over.
 VALUE = st.text(string.ascii_letters + string.digits + " -_./:,=+@%#'\"$\\!*?{}[]()&|;<>~^é", max_size=20)
 LINE = st.sampled_from(

@@ -1,14 +1,18 @@
-"""Imports a Modal app under the real client and prints what its functions declare, as JSON. Run as a program.
+"""Imports Modal apps under the real client and prints what their functions declare, as JSON. Run as a program.
 
-The client's own decorators run; what they hand on to the function's making is
-noted on the way. Nothing is sent, and there is no server.
+The paths come on standard input, one a line. The client is imported once, and
+each app in a process of its own. The client's own decorators run; what they hand
+on to the function's making is noted on the way. Nothing is sent, and there is no
+server.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import modal
@@ -65,5 +69,19 @@ def main(path: str) -> None:
     )
 
 
+def serve() -> None:
+    """Import one app after another; each answer ends with a line of its process's exit status."""
+    for line in sys.stdin:
+        path = line.strip()
+        child = os.fork()
+        if not child:
+            os.chdir(Path(path).parent)
+            os.environ["HOME"] = os.getcwd()
+            main(path)
+            return
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    serve()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import linecache
 import os
@@ -26,8 +27,11 @@ class Ran:
         self.said = process.stderr
         self.stdout = _text(self.out / "stdout")
         self.stderr = _text(self.out / "stderr")
-        report = self.out / "report.json"
-        self.report: dict[str, Any] = json.loads(report.read_text()) if report.exists() else {}
+
+    @functools.cached_property
+    def report(self) -> dict[str, Any]:
+        path = self.out / "report.json"
+        return json.loads(path.read_text()) if path.exists() else {}
 
     @property
     def state(self) -> str | None:
@@ -59,7 +63,7 @@ def lay_out(folder: Path, artefact: Artefact, **spec: Any) -> Path:
 
 
 def command(folder: Path, *, python: str = sys.executable) -> list[str]:
-    return [python, str(folder / "runtime"), "supervise", str(folder / "job")]
+    return [python, str(folder / "runtime" / "__main__.py"), "supervise", str(folder / "job")]
 
 
 def environment(**extra: str) -> dict[str, str]:

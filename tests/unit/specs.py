@@ -24,7 +24,7 @@ from clusterkernel.spec import (
 )
 from clusterkernel.units import GpuRequest
 
-__all__ = ["kept", "programs", "specs"]
+__all__ = ["kept", "kinds", "programs", "specs"]
 
 WORDS = st.text(string.ascii_letters + string.digits + "-_. ", min_size=1, max_size=20).filter(str.strip).map(str.strip)
 NAMES = st.from_regex(r"[A-Z][A-Z0-9_]{0,12}", fullmatch=True).filter(lambda name: not name.startswith("SLURM"))
@@ -46,6 +46,14 @@ def maybe(strategy: st.SearchStrategy) -> st.SearchStrategy:
 NODES = st.integers(1, 4)
 IMAGES = ["pytorch/pytorch:latest", "nvcr.io#nvidia/pytorch:24.01", "/x/y.sqsh"]
 SETUP = ["module load cuda", "source env.sh", "ulimit -n 4096"]
+
+
+def kinds(spec: JobSpec) -> st.SearchStrategy[JobSpec]:
+    """The spec as each kind of object that a manifest can have for it."""
+    fitting = ["", "kind=Job", "kind=TrainJob", "kind=TrainJob"] if spec.array is None else [""]
+    return st.sampled_from(fitting).map(
+        lambda kind: msgspec.structs.replace(spec, extra={"kubernetes": (kind,)} if kind else {})
+    )
 
 
 @st.composite

@@ -54,6 +54,13 @@ def test_every_rule_has_cases_and_keeps_its_ids() -> None:
     assert len(CLEAN) == 20
 
 
+def test_the_readme_lists_every_rule() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    for name in CASES:
+        platform = name.partition("-")[0]
+        assert f"`{name}`" in text or (platform in ("modal", "baseten", "kubernetes") and f"`{platform}-*`" in text)
+
+
 @pytest.mark.parametrize(("rule", "given"), SPEAKING)
 def test_its_mend_mends(rule: str, given: Case) -> None:
     for item in advice.check_case(given):

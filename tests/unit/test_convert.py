@@ -13,11 +13,11 @@ import clusterkernel as ck
 from clusterkernel.__main__ import main
 from clusterkernel.checks import check
 from clusterkernel.errors import ClusterKernelError, FormatError
-from clusterkernel.formats.convert import COLUMNS, Conversion, convert, parse
-from clusterkernel.formats.model import Format, How
+from clusterkernel.formats.convert import COLUMNS, Conversion, convert, parse, write
+from clusterkernel.formats.model import Format, How, Parsed, Program, Runs, Step
 from clusterkernel.formats.reporting import said
 from clusterkernel.formats.sources import detect
-from clusterkernel.spec import JobSpec, Launcher, Resources
+from clusterkernel.spec import Environment, JobSpec, Launcher, Resources
 
 DATA = Path(__file__).parent / "data" / "convert"
 VALUES = {"NUM_NODES": 2, "NUM_TRAINERS": 8}
@@ -142,6 +142,21 @@ def test_what_a_source_does_not_carry_stays_exact_without_a_target() -> None:
     done = convert("#!/bin/bash\n#SBATCH -N2\n#SBATCH -N3\nsrun a\n", "kubernetes")
     first = next(row for row in done.rows if row.value == "2")
     assert (first.how, first.target) == (How.EXACT, "")
+
+
+@pytest.mark.parametrize("to", Format)
+def test_no_writer_writes_a_secret_in_the_clear(to: Format) -> None:
+    key = "hf_" + "a" * 30
+    environment = Environment(env={"HF_TOKEN": "not-to-be-seen", "MODEL_ID": key, "A": "plain-to-see"})
+    spec = JobSpec(environment=environment, launcher=Launcher.TORCHRUN)
+    steps = (Step(name="train", shell="axolotl train c.yaml", runs=Runs.NODES, launched=True),)
+    parsed = Parsed(format=to, spec=spec, program=Program(steps=steps, config="c.yaml"), fields=())
+    done = write(parsed, to)
+    assert "not-to-be-seen" not in done.text
+    assert key not in done.text
+    assert "HF_TOKEN" in done.text
+    assert "MODEL_ID" in done.text
+    assert "plain-to-see" in done.text or to is Format.BASETEN_YAML  # which has no place for variables
 
 
 # -- sources ------------------------------------------------------------------------------------
@@ -275,10 +290,33 @@ def test_the_command_line_says_what_is_wrong_in_one_line(capsys: pytest.CaptureF
     assert caught.value.code == 2
 
 
-def test_the_command_line_checks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["check", str(DATA / "axolotl.slurm"), "--set", "NUM_NODES=2", "--set", "NUM_TRAINERS=8"]
     assert main(words) == 3
-    assert "directive-variable" in capsys.readouterr().out
+    assert "error    directive-variable: Line 9: --nodes holds a variable" in capsys.readouterr().out
+    clean = tmp_path / "job.slurm"
+    clean.write_text("#!/bin/bash\n#SBATCH --time=60 --cpus-per-task=4 --mem=8G\npython a.py\n")
+    assert main(["check", str(clean), "--backend", "local"]) == 0
+    assert capsys.readouterr().out == ""
+    assert main(["check", str(clean), "--backend", "modal", "--sbatch", "--partition=gpu"]) == 3
+    assert "field-ignored" in capsys.readouterr().out
+
+
+def test_the_command_line_says_why_it_cannot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "job.slurm"
+    script.write_text("#!/bin/bash\nsrun a\n")
+    for words, why in (
+        (["convert", str(tmp_path / "none.slurm"), "--to", "modal"], "cannot be read"),
+        (["check", str(tmp_path)], "is no file"),
+        (["convert", str(script), "--to", "slrum"], "Did you mean slurm?"),
+        (["convert", str(script), "--to", "slurm", "-o", str(tmp_path)], "cannot be written"),
+        (["convert", str(script), "--to", "slurm", "--from", "modal"], "written and not read"),
+        (["convert", str(script), "--to", "slurm", "--sbatch", "'"], "cannot be split"),
+    ):
+        assert main(words) == 1, words
+        out, error = capsys.readouterr()
+        assert (out, error.count("\n")) == ("", 1), words
+        assert why in error
 
 
 def test_the_module_runs_and_reads_standard_input() -> None:

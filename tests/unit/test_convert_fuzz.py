@@ -125,6 +125,35 @@ def test_full_damaged_files_are_read_or_refused(case: tuple[Format, str]) -> Non
     tried(*case)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#!/bin/bash\n#SBATCH --export=HF_TOKEN=not-to-be-seen'\nsrun a\n",
+        "#!/bin/bash\n#SBATCH WANDB_API_KEY=not-to-be-seen\nsrun a\n",
+        f"#!/bin/bash\n#SBATCH --mem={KEY}\nsrun a\n",
+        f"#!/bin/bash\n#SBATCH --nodes=2 {KEY}\nsrun a\n",
+        "#!/bin/bash\nexport HF_TOKEN=not-to-be-seen\nfor i in 1; do srun --export=HF_TOKEN=not-to-be-seen a; done\n",
+        f"provider: modal\ngpu: {KEY}/x\n",
+        f"provider: {KEY}\n",
+        f"gpu: h100\nvolumes: [{KEY}]\n",
+        "gpu: h100\nsecrets:\n  - HF_TOKEN: [not-to-be-seen]\n",
+        "gpu: h100\nenv:\n  - {HF_TOKEN: {a: not-to-be-seen}}\n",
+        f'[profiles.a]\nnodes = "{KEY}"\n',
+        "[profiles.a]\nenv = {HF_TOKEN = ['not-to-be-seen']}\n",
+        f"apiVersion: batch/v1\nkind: Job\nspec: {{backoffLimit: {KEY}}}\n",
+        "apiVersion: batch/v1\nkind: Job\nspec:\n  template:\n    spec:\n      containers:\n"
+        "        - {name: a, image: b, command: [c], env: [{name: HF_TOKEN, value: [not-to-be-seen]}]}\n",
+    ],
+)
+def test_an_error_shows_no_secret(text: str) -> None:
+    with pytest.raises(ClusterKernelError) as caught:
+        converting.write(sources.read(text, "f"), Format.SLURM)
+    for said in (str(caught.value), repr(caught.value)):
+        assert "not-to-be-seen" not in said
+        assert KEY not in said
+        assert "\n" not in said
+
+
 LARGE = {
     "doubled": HEAD + "A0=xxxxxxxxxx\n" + "".join(f"A{i + 1}=$A{i}$A{i}\n" for i in range(60)) + "python $A60\n",
     "doubled, not known": HEAD + "A0=$X\n" + "".join(f'A{i + 1}="$A{i} $A{i}"\n' for i in range(60)) + "python $A60\n",
@@ -154,6 +183,32 @@ LARGE = {
 @pytest.mark.parametrize("name", LARGE)
 def test_large_and_deep_scripts_take_bounded_time(name: str) -> None:
     tried(Format.SLURM, LARGE[name])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[profiles.a]\nsetup = " + "[" * 300_000,
+        "[profiles.a]\n" + "a." * 100_000 + "b = 1\n",
+        "[profiles.a]\nenv = " + "{a = " * 100_000,
+        "".join(f"[profiles.p{i}]\nnodes = 2\n" for i in range(20_000)),
+        "[profiles.a]\nnodes = " + "9" * 500_000 + "\n",
+        "[profiles.a]\nname = '" + "a" * 900_000 + "'\n",
+    ],
+    ids=["arrays", "dots", "tables", "many", "digits", "long"],
+)
+def test_large_and_deep_profiles_take_bounded_time(text: str) -> None:
+    tried(Format.PROFILE, text)
+
+
+@pytest.mark.parametrize("form", sources._READERS)
+def test_files_that_are_no_text_are_refused(form: Format, tmp_path: Path) -> None:
+    path = tmp_path / "job"
+    for data in (b"\x7fELF\x02\x01" + bytes(range(256)) * 100, b"\0" * 1000, b"a" * (10 << 20), b"\xff\xfe" * 100):
+        path.write_bytes(data)
+        with pytest.raises(ClusterKernelError) as caught:
+            converting.convert(path, Format.SLURM, source_format=form)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

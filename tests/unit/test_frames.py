@@ -173,7 +173,8 @@ def test_values_that_are_no_numbers_are_missing():
 def test_usage():
     records = [
         used(5, gpus=[gpu(0, 50.0), gpu(1, 100.0, 300.0, None)]),
-        used(0, cpu_percent=None, rss_mib=None),
+        used(0, cpu_percent=None),
+        used(4, cpu_percent=None, rss_mib=None),  # of a process that had just ended
         used(9, gpus=[gpu(0, None, None, None)]),
         {"t": "bad"},
     ]

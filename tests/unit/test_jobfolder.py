@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import pwd
 import stat
+import time
 from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 import pytest
 
-from clusterkernel import jobfolder, records
-from clusterkernel.errors import JobRootError, UnknownJobError
+from clusterkernel import files, jobfolder, records
+from clusterkernel.errors import JobRootError, UnknownJobError, UnreadableJobError
 from clusterkernel.files import check_private, write_atomic
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
@@ -80,11 +81,108 @@ def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
 
 def test_what_will_be_watched_is_there_from_the_start() -> None:
     made = making.job(JobRoot(), "true", tasks=2, tasks_per_node=3)
+    for name in ("submission.json", "cancel.json", "cancel-taken.json", "refused.txt", "delivered.json", "prepared"):
+        assert (made.path / name).read_bytes() == b""
+    made.prepare()
+    assert made.prepared()
     for task in range(2):
         for rank in range(3):
             assert made.events(0, task, rank).read_bytes() == b""
-    for name in ("submission.json", "cancel.json", "refused.txt", "delivered.json"):
-        assert (made.path / name).read_bytes() == b""
+    made.events(0, 1, 2).write_bytes(b"said")
+    made.prepare()
+    assert made.events(0, 1, 2).read_bytes() == b"said"
+
+
+HAMMER = """
+import sys
+from pathlib import Path
+from clusterkernel.jobfolder import JobFolder
+from clusterkernel.records import Submission
+folder = JobFolder(Path(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.readline()
+first = int(sys.argv[2]) * 25
+for task in range(first, first + 25):
+    folder.request_cancel((task,))
+    folder.write_cancel_taken((task,))
+    folder.add_submission(Submission(platform_ids=((f"p{task}", task, 1),)))
+"""
+
+
+def test_what_several_kernels_write_at_once_is_not_lost() -> None:
+    made = making.job(JobRoot(), "true", tasks=100)
+    writers = [making.python(HAMMER, str(made.path), str(number)) for number in range(4)]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        writer.communicate()
+    assert [writer.returncode for writer in writers] == [0] * 4
+    assert made.cancel_request() == tuple(range(100))
+    assert made.cancel_pending() is None
+    submission = made.submission()
+    assert submission is not None
+    assert [first for _, first, _ in submission.platform_ids] == list(range(100))
+
+
+def test_a_stopped_holder_of_the_lock_keeps_nobody_from_cancelling(
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with files.locked(folder.path / ".lock"):
+        monkeypatch.setattr(time, "monotonic", iter(range(0, 1000, 10)).__next__)  # its patience is soon over
+        folder.request_cancel()
+    assert folder.cancel_request() == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "taken", "left"),
+    [
+        ([], [], None),
+        ([()], [], ()),
+        ([()], [()], None),
+        ([(1,)], [], (1,)),
+        ([(1,)], [(1,)], None),
+        ([(1,)], [()], None),
+        ([(1,), (2,)], [(1,)], (2,)),
+        ([(1,), ()], [(1,)], ()),
+        ([(1,), (2,)], [(1,), (2,)], None),
+    ],
+)
+def test_what_the_platform_did_not_take_is_known(
+    folder: JobFolder, asked: list[tuple[int, ...]], taken: list[tuple[int, ...]], left: tuple[int, ...] | None
+) -> None:
+    for tasks in asked:
+        folder.request_cancel(tasks)
+    for tasks in taken:
+        folder.write_cancel_taken(tasks)
+    assert folder.cancel_pending() == left
+
+
+def test_the_first_to_tell_an_end_is_believed(folder: JobFolder) -> None:
+    first, second = End(state=JobState.CANCELLED, reason="first"), End(state=JobState.DIED, reason="second")
+    assert folder.write_end(0, first) == first
+    assert folder.write_end(0, second) == first
+    assert folder.end(0) == first
+    (folder.path / "ends" / "0.json").write_bytes(b"dam")
+    assert folder.write_end(0, second) == second
+    assert folder.end(0) == second
+
+
+def test_a_job_of_a_newer_version_is_read_where_its_format_is_ours_and_else_said_to_be_newer() -> None:
+    made = making.job(JobRoot(), "true", name="mine")
+    path = made.path / "job.json"
+    about = msgspec.json.decode(path.read_bytes())
+    about["spec"]["moons"] = about["moons"] = {"of": 2}
+    path.write_bytes(msgspec.json.encode(about))
+    assert JobFolder(made.path).record.name == made.record.name
+    path.write_bytes(msgspec.json.encode({"schema": records.SCHEMA + 1, "spec": "is a text now"}))
+    with pytest.raises(UnreadableJobError, match="made by a newer clusterkernel") as caught:
+        JobFolder(made.path).record
+    assert "Update" in caught.value.hint
 
 
 def test_nothing_in_it_is_open_to_others(folder: JobFolder) -> None:

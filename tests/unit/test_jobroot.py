@@ -50,7 +50,7 @@ if moment == "record":
 elif moment == "payload":
     payload = half
 elif moment == "watched":
-    jobroot._touch = die
+    jobroot.touch = die
 elif moment == "description":
     jobfolder.os.replace = die
 root.create(record, payload)
@@ -181,7 +181,7 @@ def test_a_kill_at_any_moment_leaves_all_readable() -> None:
     for job_id in listed:
         folder = JobRoot().open(job_id)
         assert (folder.payload / "payload.json").read_bytes()
-        assert folder.events().read_bytes() == b""
+        assert not folder.prepared()
         assert folder.submission() is None
 
 
@@ -330,6 +330,15 @@ def test_what_runs_inside_a_job_runs_from_any_folder(
     assert not (tmp_path / "owned").exists()
 
 
+@pytest.mark.parametrize("safe", [{}, {"PYTHONSAFEPATH": "1"}], ids=["", "safe path"])
+def test_its_main_file_runs_as_well_as_its_folder(safe: dict[str, str]) -> None:
+    # Of the two the file starts sooner.
+    root = JobRoot()
+    folder = making.job(root, "sh", "-c", "exit 3")
+    done = run(root.runtime() / "__main__.py", "supervise", str(folder.path), SLURM_JOB_ID="77", **safe)
+    assert (done.returncode, done.stderr) == (3, "")
+
+
 def test_the_runtime_needs_neither_the_product_nor_its_packages() -> None:
     runtime = JobRoot().runtime()
     code = "import sys; sys.path.insert(0, sys.argv[1]); import ckruntime.cli, ckruntime.supervisor, ckruntime.localrun"
@@ -383,15 +392,15 @@ HALF = """
 import os, signal, sys
 from pathlib import Path
 from clusterkernel import jobroot
-real, count = Path.write_bytes, 0
-def write_bytes(self, data):
+real, count = jobroot.write_atomic, 0
+def write(path, data):
     global count
     count += 1
     if count == 4:
-        real(self, data[: len(data) // 2])
+        path.write_bytes(data[: len(data) // 2])
         os.kill(os.getpid(), signal.SIGKILL)
-    return real(self, data)
-Path.write_bytes = write_bytes
+    real(path, data)
+jobroot.write_atomic = write
 jobroot.JobRoot(Path(sys.argv[1])).runtime()
 """
 

@@ -25,7 +25,7 @@ from clusterkernel.formats.kubernetes.yaml import dump, load
 from clusterkernel.formats.model import How, Program, Runs, Step
 from clusterkernel.spec import Array, JobSpec, Stage
 from tests.unit.kubernetes_judge import judge
-from tests.unit.specs import kept, programs, specs
+from tests.unit.specs import kept, kinds, programs, specs
 
 AXOLOTL = Program(
     config="train.yaml",
@@ -506,11 +506,58 @@ def test_images_of_the_cluster_are_replaced() -> None:
         assert pod_of(documents(wanted)[0])["containers"][0]["image"] == name
 
 
+# -- TrainJob -----------------------------------------------------------------------------
+
+
+def test_a_train_job_leaves_the_pods_to_its_runtime() -> None:
+    wanted = spec(
+        name="sft", nodes=2, gpus_per_node="h100:8", tasks_per_node=4, time="4h", image="me/x:1", volumes="data:/data",
+        env="A=1", workdir="/data/run", launcher="torchrun", attempts=3, priority="high",
+        extra=["kind=TrainJob", "runtime=torch-big", "runtime-kind=TrainingRuntime", "service-account=me", "ttl=60"],
+    )  # fmt: skip
+    [job] = documents(wanted, AXOLOTL)
+    assert (job["kind"], job["metadata"]["name"]) == ("TrainJob", "sft")
+    given = job["spec"]
+    assert given["runtimeRef"] == {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": "torch-big"}
+    trainer = given["trainer"]
+    assert (trainer["numNodes"], trainer["numProcPerNode"], trainer["image"]) == (2, 4, "me/x:1")
+    assert trainer["resourcesPerNode"]["limits"] == {"nvidia.com/gpu": "8"}
+    assert trainer["env"] == [{"name": "A", "value": "1"}]
+    assert given["activeDeadlineSeconds"] == 14_400
+    lines = words.unescape(trainer["args"][0]).splitlines()
+    assert lines[0] == "cd /data/run || exit"
+    assert "--node_rank=$PET_NODE_RANK" in lines[-1]
+    assert "--master_addr=$PET_MASTER_ADDR --master_port=$PET_MASTER_PORT" in lines[-1]
+    [patch] = given["runtimePatches"]
+    [part] = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = part["template"]["spec"]["template"]["spec"]
+    assert (part["name"], pod["serviceAccountName"]) == ("node", "me")
+    assert pod["containers"] == [{"name": "node", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}]
+    ways = how(wanted, AXOLOTL)
+    for field in ("attempts", "priority", "extra.kubernetes.ttl"):
+        assert ways[field] is How.DROPPED, field
+    assert (ways["workdir"], ways["tasks_per_node"]) == (How.EXACT, How.EXACT)
+
+
+def test_a_train_job_without_wishes_patches_nothing() -> None:
+    wanted = spec(extra=["kind=TrainJob"])
+    [job] = documents(wanted)
+    assert job["spec"]["runtimeRef"] == {"name": "torch-distributed"}
+    assert "runtimePatches" not in job["spec"]
+    assert how(wanted)["extra.kubernetes.runtime"] is How.ASSUMED
+
+
+def test_a_train_job_has_no_array_and_others_no_runtime() -> None:
+    with pytest.raises(SpecError, match="array has no place in a TrainJob"):
+        kubernetes.write(spec(array=3, extra=["kind=TrainJob"]), RUN)
+    assert how(spec(extra=["runtime=torch-big"]))["extra.kubernetes.runtime"] is How.DROPPED
+
+
 # -- all of it ----------------------------------------------------------------------------
 
 
 @SLOW
-@given(specs(), programs())
+@given(specs().flatmap(kinds), programs())
 def test_every_manifest_is_valid_and_every_field_is_told_of(wanted: JobSpec, program: Program) -> None:
     written = kubernetes.write(wanted, program)
     for document in yaml.safe_load_all(written.text):
@@ -563,26 +610,30 @@ def test_nodes_meet_under_the_real_torchrun(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-@given(wanted=specs(nodes=st.integers(2, 4)), program=programs())
-def test_every_job_set_fits_its_definition(job_set_definition: Any, wanted: JobSpec, program: Program) -> None:
+@given(wanted=specs(nodes=st.integers(2, 4)).flatmap(kinds), program=programs())
+def test_every_object_fits_its_definition(definitions: Any, wanted: JobSpec, program: Program) -> None:
     for document in yaml.safe_load_all(kubernetes.write(wanted, program).text):
-        if document["kind"] == "JobSet":
-            assert [error.message for error in job_set_definition.iter_errors(document)] == []
+        if document["kind"] in definitions:
+            assert [error.message for error in definitions[document["kind"]].iter_errors(document)] == []
 
 
 @pytest.fixture(scope="session")
-def job_set_definition() -> Any:
-    """A strict validator made of JobSet's own CustomResourceDefinition, which is not part of this project."""
+def definitions() -> Any:
+    """Strict validators made of the kinds' own CustomResourceDefinitions, which are not part of this project."""
     import jsonschema
 
     folder = os.environ.get("CLUSTERKERNEL_CRDS")
+    names = {"JobSet": "jobset.x-k8s.io_jobsets.yaml", "TrainJob": "trainer.kubeflow.org_trainjobs.yaml"}
     if not folder:
-        pytest.skip("CLUSTERKERNEL_CRDS does not name a folder with jobset.x-k8s.io_jobsets.yaml")
-    definition = yaml.load((Path(folder) / "jobset.x-k8s.io_jobsets.yaml").read_text(), Loader=yaml.CSafeLoader)
-    schema = definition["spec"]["versions"][-1]["schema"]["openAPIV3Schema"]
-    _close(schema)
-    schema["properties"]["metadata"] = {"type": "object"}
-    return jsonschema.Draft7Validator(schema)
+        pytest.skip(f"CLUSTERKERNEL_CRDS does not name a folder with {' and '.join(names.values())}")
+    found = {}
+    for kind, name in names.items():
+        definition = yaml.load((Path(folder) / name).read_text(), Loader=yaml.CSafeLoader)
+        schema = definition["spec"]["versions"][-1]["schema"]["openAPIV3Schema"]
+        _close(schema)
+        schema["properties"]["metadata"] = {"type": "object"}
+        found[kind] = jsonschema.Draft7Validator(schema)
+    return found
 
 
 def _close(schema: Any) -> None:

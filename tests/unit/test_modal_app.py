@@ -7,6 +7,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,11 @@ def told(wanted: JobSpec, program: Program = RUN) -> dict[str, Any]:
     return {row.field: row for row in modal_app.write(wanted, program).fields}
 
 
+Judge = Callable[[Path], dict[str, Any]]
+
+
 @pytest.fixture
-def declared(tmp_path: Path) -> Any:
+def declared(tmp_path: Path, judged: Judge) -> Any:
     """Writes an app, imports it under the real client in a process of its own, and gives what it declares."""
 
     def declare(wanted: JobSpec, program: Program = RUN) -> dict[str, Any]:
@@ -55,20 +59,36 @@ def declared(tmp_path: Path) -> Any:
     return declare
 
 
-def judged(path: Path) -> dict[str, Any]:
-    # The test environment has the client: without it this fails, and is not skipped.
-    done = subprocess.run(
-        [sys.executable, "-W", "error", modal_judge.__file__, str(path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=path.parent,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(path.parent), "MODAL_CONFIG_PATH": str(path.parent / "none.toml")},
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+    """The real client, imported once. The test environment has it: without it this fails, and is not skipped."""
+    folder = tmp_path_factory.mktemp("judge")
+    errors = folder / "errors"
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", modal_judge.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "MODAL_CONFIG_PATH": str(folder / "none.toml")},
+        )
+
+    def judge(path: Path) -> dict[str, Any]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{path}\n")
+        process.stdin.flush()
+        first = process.stdout.readline()
+        assert first.startswith("{"), errors.read_text()
+        assert process.stdout.readline() == "0\n", errors.read_text()
+        found: dict[str, Any] = json.loads(first)
+        return found
+
+    with process:
+        yield judge
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 # -- what is declared ---------------------------------------------------------------------
@@ -302,7 +322,9 @@ def test_every_app_compiles_and_every_field_is_told_of(wanted: JobSpec, program:
 @pytest.mark.full
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(wanted=specs(nodes=st.sampled_from([1, 1, 2])), program=programs())
-def test_every_app_imports(wanted: JobSpec, program: Program, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_every_app_imports(
+    wanted: JobSpec, program: Program, judged: Judge, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     try:
         written = modal_app.write(wanted, program)
     except SpecError:

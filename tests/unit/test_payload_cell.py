@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterkernel.errors import PayloadError
+from clusterkernel.payload import function
 from tests.unit import payloads
 from tests.unit.payloads import Notebook
 
@@ -326,3 +327,63 @@ def test_main_file_holds_imports_and_definitions_only(notebook: Notebook, tmp_pa
         assert left not in text, left
     code = compile(text, "main.py", "exec")
     assert "BATCH" in code.co_names
+
+
+# -- values whose own code raises when it is looked at -----------------------------
+
+ODD = """
+import functools
+class AttrDict(dict):
+    __getattr__ = dict.__getitem__
+class Everything:
+    def __getattr__(self, name):
+        return self
+class Nothing:
+    def __getattribute__(self, name):
+        if name in ("__class__", "__dict__", "__reduce__", "__reduce_ex__", "__getstate__"):
+            return object.__getattribute__(self, name)
+        raise RuntimeError(name)
+class Wrong:
+    nbytes = __wrapped__ = __globals__ = property(lambda self: 1 / 0)
+    def __module__(self):
+        raise ValueError
+class Silent:
+    def __eq__(self, other):
+        raise ValueError
+    __hash__ = __repr__ = __bool__ = __len__ = __eq__
+class Holder:
+    kept, every = AttrDict(a=1), Everything()
+    def get(self):
+        return self.kept.a
+attributes, nothing, wrong, silent, holder = AttrDict(lr=2), Nothing(), Wrong(), Silent(), Holder()
+def use():
+    return attributes.lr
+partial = functools.partial(use)
+"""
+
+
+def test_values_that_raise_when_they_are_looked_at_travel(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run(ODD)
+    ran = notebook.train(
+        "seen = [attributes.lr, use(), partial(), holder.get(), type(nothing).__name__, type(silent).__name__]\n"
+        "types = [type(wrong)]\nback = attributes",
+        tmp_path,
+    )
+    assert ran.state == "SUCCEEDED", ran.stderr
+    assert notebook.output(ran, "seen") == [2, 2, 2, 1, "Nothing", "Silent"]
+    assert type(notebook.output(ran, "back")) is notebook["AttrDict"]
+
+
+@pytest.mark.parametrize("name", ["attributes", "nothing", "wrong", "silent", "holder"])
+def test_they_travel_as_arguments(notebook: Notebook, tmp_path: Path, name: str) -> None:
+    notebook.run(f"{ODD}\ndef kind(value):\n    return type(value).__name__")
+    ran = payloads.run(function.build(notebook["kind"], [notebook[name]], modules_root=tmp_path), tmp_path)
+    assert ran.state == "SUCCEEDED", ran.stderr
+    assert notebook.result(ran) == type(notebook[name]).__name__
+
+
+def test_a_proxy_of_nothing_is_refused_in_one_line(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run(
+        "class Proxy:\n    @property\n    def __class__(self):\n        raise RuntimeError('unbound')\np = Proxy()"
+    )
+    assert "variable p cannot be sent: p: " in refusal(notebook, "print(p)", tmp_path)

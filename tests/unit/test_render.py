@@ -125,9 +125,9 @@ def test_output_is_shown_as_a_screen_would_at_last() -> None:
 
 
 def test_a_silent_job_is_said_to_be_silent_but_not_ended() -> None:
-    text = render.job_text(view(stale_since=100.0), render.Around(now=160.0))
+    text = render.job_text(view(stale_since=100.0), render.Around(now=161.0))
     assert "Running" in text
-    assert "Nothing was heard of it for 60s" in text
+    assert "Nothing was heard of it for 61s" in text
     assert "Nothing was heard" not in render.job_text(view(JobState.SUCCEEDED, stale_since=100.0))
 
 
@@ -166,3 +166,25 @@ def test_an_array_counts_all_and_shows_some() -> None:
         assert "63 more are not shown" in text
         assert "7_3" in text
     assert bundle[render.MIME]["counts"] == {"RUNNING": 3, "FAILED": 1, "SUCCEEDED": 60}
+
+
+# -- what did not come back --------------------------------------------------------
+
+
+def test_a_name_that_did_not_come_stands_in_the_title() -> None:
+    outputs = {"model": OutputView(error="model.lock: _thread.lock does not pickle"), "loss": OutputView(size=5)}
+    card = view(JobState.SUCCEEDED, bind=("model", "loss", "never"), outputs=outputs)
+    assert render.job_text(card).splitlines()[0] == "Job 12  ✓ Succeeded, but without model, never  digits"
+    page = Page(render.job_html(card))
+    assert "but without model, never" in page.text.split("digits")[0]
+    assert "--jp-warn-color1" in page.all("div")[0]["style"]
+    whole = msgspec.structs.replace(card, bind=("loss",))
+    assert "without" not in render.job_text(whole) + render.job_html(whole)
+    assert "--jp-success-color1" in Page(render.job_html(whole)).all("div")[0]["style"]
+    many = msgspec.structs.replace(card, bind=tuple("abcde"))
+    assert "but without a, b, c and 2 more" in render.job_text(many)
+
+
+def test_the_output_of_the_rank_that_failed_is_one_command_away() -> None:
+    assert "%cluster_logs 12 --rank 3" in render.job_text(view(JobState.FAILED, rank=3))
+    assert "--rank" not in render.job_text(view(JobState.FAILED))

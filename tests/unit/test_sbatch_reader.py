@@ -239,6 +239,49 @@ def test_an_axolotl_run_is_known_with_its_configuration() -> None:
     assert all(step.axolotl for step in found.program.steps)
 
 
+@pytest.mark.parametrize(
+    ("line", "shell", "args"),
+    [
+        (
+            "exec axolotl train c.yaml --launcher torchrun -- --nproc_per_node=8 --max-restarts=2",
+            "axolotl train c.yaml",
+            ("--max-restarts=2",),
+        ),
+        ("nohup -- torchrun --nproc_per_node=8 train.py -- --x", "train.py -- --x", ()),
+        ("exec -a me torchrun --nproc_per_node=8 train.py -p 3", "train.py -p 3", ()),
+        ("time -p srun torchrun --nproc_per_node=8 train.py -p", "train.py -p", ()),
+    ],
+)
+def test_only_their_own_words_go_with_exec_and_nohup(line: str, shell: str, args: tuple[str, ...]) -> None:
+    found = parsed("#SBATCH --gpus-per-node=8", line)
+    assert found.spec.launcher is Launcher.TORCHRUN
+    assert (found.program.steps[0].shell, found.program.steps[0].launcher_args) == (shell, args)
+
+
+@pytest.mark.parametrize(
+    ("line", "shell"),
+    [
+        ("""srun bash -c 'python t.py "$@"' bash --lr 1 'two words'""", "python t.py --lr 1 'two words'"),
+        ("srun bash -c 'python t.py $1 ${2}' -- 7 8", "python t.py 7 8"),
+        ("""srun bash -c 'python t.py "$@"' bash "$@" """, 'python t.py "$@"'),
+        ("srun bash -c 'python t.py' x y", "python t.py"),
+        ('srun bash -c "python t.py $1"', "python t.py $1"),
+        # within a quote only a shell puts it in
+        ("""srun bash -c 'python t.py "a $1"' - 'b c'""", """bash -c 'python t.py "a $1"' - 'b c'"""),
+    ],
+)
+def test_words_behind_a_shells_command_are_its_arguments(line: str, shell: str) -> None:
+    assert parsed(line).program.steps[0].shell == shell
+
+
+def test_axolotl_without_a_launcher_keeps_saying_so() -> None:
+    found = parsed("axolotl train c.yaml --launcher python")
+    assert (found.spec.launcher, found.program.steps[0].shell) == (
+        Launcher.NONE,
+        "axolotl train c.yaml --launcher python",
+    )
+
+
 def test_variables_stand_with_their_values_in_what_is_launched() -> None:
     found = parsed(
         "#SBATCH -N2 --gpus-per-node=8",
@@ -325,6 +368,7 @@ def test_containers() -> None:
         (("echo 'a",), 2, "not closed"),
         (("if true; then", "  echo"), 2, "has no end"),
         (("cat <<END", "a"), 2, "has no end"),
+        (("cat <<'A", "B'", "a"), 2, "the here-document A B has no end"),
         (("srun axolotl train",), 2, "no configuration"),
     ],
 )

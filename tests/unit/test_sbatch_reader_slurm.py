@@ -218,8 +218,11 @@ def test_scripts_of_any_spec_are_taken(judge: Judge) -> None:
         if spec.resources.nodes > 3:  # type: ignore[attr-defined]
             text = re.sub(r"#SBATCH --nodes=\d+", "#SBATCH --nodes=2", text)
         text = re.sub(r"#SBATCH --(mem|cpus-per-task)=.*\n", "", text)
-        assert judge.held(text.encode()) is not None, text
+        held = judge.held(text.encode())
+        assert held is not None, text
         assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+        again = convert(text, "slurm").text
+        assert judge.held(again.encode()) == held, f"{text}\n{again}"
 
     check()
 

@@ -266,6 +266,10 @@ def test_notes_are_sentences_on_what_is_not_as_it_seems() -> None:
     for word in ("--mem=0", "administrator", "InfiniBand", "/dev/shm", "--secrets HF_TOKEN", "2 min"):
         assert word in notes
     assert "default limit" in sbatch.notes(JobSpec())[0]
+    harmless = build({"env": ["TOKENIZERS_PARALLELISM=false", "MAX_TOKENS=2048", "PAD_TOKEN=0"], "time": "60s"})
+    assert not any("secret" in note for note in sbatch.notes(harmless))
+    key = build({"env": "MODEL_ID=hf_" + "a" * 30, "time": "60s"})
+    assert any("--secrets MODEL_ID" in note for note in sbatch.notes(key))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import pytest
 from clusterkernel import ledger, logs
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
-from clusterkernel.runtime import processes
+from clusterkernel.runtime import processes, verdict
 from tests.unit import making
 from tests.unit.making import records, until
 
@@ -131,6 +131,54 @@ def test_the_records_tell_the_story() -> None:
     assert {name: started[name] for name in wanted} == wanted
     times = [record["t"] for record in records(folder)]
     assert times == sorted(times)
+
+
+SET_BACK = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from ckruntime import cli, supervisor
+supervisor.HEARTBEAT = 0.05
+real, began = time.time, time.time()
+time.time = lambda: real() - (3600 if real() > began + 0.2 else 0)
+cli.main(["supervise", sys.argv[2]])
+"""
+
+
+def test_a_clock_that_is_set_back_stops_nothing() -> None:
+    folder = shell("until [ -e stop ]; do sleep 0.05; done", workdir=str(JobRoot().path))
+    process = making.python(SET_BACK, str(JobRoot().runtime()), str(folder.path), stderr=subprocess.PIPE)
+    (started,) = until(lambda: records(folder, "started"))
+    until(lambda: [one for one in records(folder, "heartbeat") if one["t"] < started["t"] - 1800], "a later heartbeat")
+    (JobRoot().path / "stop").touch()
+    assert finish(process) == 0
+    assert outcome(folder)["state"] == "SUCCEEDED"
+
+
+# When the user's code was through, and when it was told to end, as seconds of one clock.
+BEFORE, AFTER = 100.0, 102.0
+
+
+@pytest.mark.parametrize(
+    ("said", "through", "cause", "state"),
+    [
+        ("SUCCEEDED", BEFORE, {"ended_by": 15}, "SUCCEEDED"),
+        ("SUCCEEDED", AFTER, {"ended_by": 15}, "CANCELLED"),
+        ("SUCCEEDED", BEFORE, {"timed_out": True}, "SUCCEEDED"),
+        ("SUCCEEDED", AFTER, {"timed_out": True}, "TIMED_OUT"),
+        ("FAILED", BEFORE, {"ended_by": 15}, "FAILED"),
+        ("FAILED", AFTER, {"ended_by": 15}, "CANCELLED"),
+        ("CANCELLED", AFTER, {"timed_out": True}, "TIMED_OUT"),
+        ("CANCELLED", AFTER, {"ended_by": 15}, "CANCELLED"),
+        ("FAILED", AFTER, {}, "FAILED"),
+    ],
+)
+def test_what_came_first_is_the_end(said: str, through: float, cause: dict[str, Any], state: str) -> None:
+    code = 0 if said == "SUCCEEDED" else 1
+    report = {"state": said, "reason": "", "exit_code": code, "error": None, "result": "ok", "through": through}
+    report["outputs"] = {"model": {"size": 1, "type": "int", "error": None}}
+    told = 101.0 if cause else None
+    ended = verdict.judge(code << 8, report, False, told_to_end=told, **cause)
+    assert (ended["state"], ended["outputs"].keys()) == (state, {"model"})
 
 
 def test_a_payload_that_is_killed_from_outside() -> None:
@@ -272,9 +320,22 @@ def test_what_it_leaves_is_private() -> None:
 # -- output ----------------------------------------------------------------------------------------
 
 
+# Writes to a stream once what went to the other has been kept.
+IN_TURN = """
+import glob, os, sys, time
+kept = 0
+for n in range(1, 6):
+    for number, word in ((1, "out"), (2, "err")):
+        text = f"{word} {n}\\n".encode()
+        os.write(number, text)
+        kept += len(text)
+        while sum(os.stat(path).st_size for path in glob.glob(sys.argv[1] + "/1/out/0/0.0/std*")) < kept:
+            time.sleep(0.001)
+"""
+
+
 def test_both_streams_are_kept_in_order() -> None:
-    text = "for n in 1 2 3 4 5; do echo out $n; sleep 0.02; echo err $n >&2; sleep 0.02; done"
-    folder = shell(text)
+    folder = job(sys.executable, "-c", IN_TURN, str(JobRoot().path))
     finish(supervise(folder))
     assert logs.tail(folder.out(), None) == "\n".join(f"{name} {n}" for n in range(1, 6) for name in ("out", "err"))
 
@@ -696,12 +757,12 @@ def test_a_killed_runner_takes_all_along(run: Any) -> None:
 
 def test_a_supervisor_that_cannot_start_is_spoken_for(run: Any) -> None:
     folder = shell("exit 0")
-    (folder.path / "claims").rmdir()
+    (folder.payload / "payload.json").unlink()
     runner = run(folder)
     until(runner.over, "the runner's end")
     assert outcome(folder)["state"] == "DIED"
     assert "see runner.log" in outcome(folder)["reason"]
-    assert "claims" in (folder.path / "runner.log").read_text()
+    assert "payload.json" in (folder.path / "runner.log").read_text()
 
 
 # -- limits and attempts --------------------------------------------------------------------------------

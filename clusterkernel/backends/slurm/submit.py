@@ -17,8 +17,8 @@ from clusterkernel.backends.slurm.poll import owns
 from clusterkernel.backends.slurm.records import SEPARATOR, SQUEUE, comment, read_comment, read_squeue
 from clusterkernel.backends.slurm.refusals import refusal, waits
 from clusterkernel.errors import BackendUnavailable, ClusterKernelError, LimitReached
-from clusterkernel.formats.sbatch import writer as sbatch
 from clusterkernel.files import write_atomic
+from clusterkernel.formats.sbatch import writer as sbatch
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
 from clusterkernel.records import JobRecord, Submission
@@ -33,7 +33,8 @@ _WAITS: Final = "Others of yours have to end first."
 def launch_line(interpreter: str | None, runtime: str, folder: str) -> list[str]:
     """The supervisor's command line."""
     python = os.path.expanduser(interpreter) if interpreter else sys.executable
-    return [python, "-u", runtime, "supervise", folder]
+    # The file and not the folder, for which Python would import some modules to look into it: 5 ms a task.
+    return [python, "-u", f"{runtime}/__main__.py", "supervise", folder]
 
 
 def script_text(

@@ -8,16 +8,16 @@ the configuration is named in a comment (as our own writer does), by
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
-import yaml
 
 from clusterkernel import fields
 from clusterkernel.errors import FormatError, nearest
 from clusterkernel.formats import secrets
 from clusterkernel.formats.cloud import keys
+from clusterkernel.formats.cloud.document import Document, short
 from clusterkernel.formats.model import Format, How, Parsed, Program, Runs, SourceField, Step
 from clusterkernel.payload import yamltext
 from clusterkernel.spec import JobSpec, Launcher, Stage, Volume
@@ -26,7 +26,6 @@ from clusterkernel.units import GpuRequest
 __all__ = ["read"]
 
 _COMMAND: Final = re.compile(r"^#\s*axolotl (preprocess|train) (\S+)((?: \S+)*)\s*$", re.MULTILINE)
-_NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _LAUNCHERS: Final = {"torchrun": Launcher.TORCHRUN, "accelerate": Launcher.ACCELERATE}
 _INSTALLS: Final = re.compile(r"\s*RUN\s+(.*\S)\s*", re.DOTALL | re.IGNORECASE)
 
@@ -58,29 +57,7 @@ def read(text: str, *, name: str, values: Mapping[str, str] | None = None) -> Pa
     return reader.read(twice)
 
 
-def _lines(text: str) -> dict[str, int]:
-    """The line of each key."""
-    found: dict[str, int] = {}
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    for key, _ in root.value if isinstance(root, yaml.MappingNode) else []:
-        if isinstance(key, yaml.ScalarNode):
-            found[key.value] = key.start_mark.line + 1
-    return found
-
-
-class _Reader:
-    def __init__(self, text: str, name: str, document: dict[Any, Any], values: Mapping[str, str]) -> None:
-        self._source = text
-        self._name = name
-        self._document = document
-        self._values = values
-        self._lines = _lines(text)
-        self._rows: list[SourceField] = []
-        self._found: dict[str, object] = {}
-        self._secrets: list[str] = []
-        self._options: list[str] = []
-        self._provider = "modal"
-
+class _Reader(Document):
     def read(self, twice: list[str]) -> Parsed:
         self._read_provider()
         for sentence in twice:
@@ -107,58 +84,6 @@ class _Reader:
         form = Format.MODAL_YAML if self._provider == "modal" else Format.BASETEN_YAML
         return Parsed(format=form, spec=spec, program=program, fields=tuple(self._rows))
 
-    # -- help -------------------------------------------------------------------------
-
-    def _row(self, key: str, value: object, field: str | None, how: How = How.EXACT, why: str = "") -> None:
-        line = self._lines.get(key.partition(".")[0].partition("[")[0])
-        self._rows.append(SourceField(key, secrets.shown(_short(value)), line, field, how, why))
-
-    def _assume(self, key: str, value: object, field: str, why: str) -> None:
-        self._rows.append(SourceField(key, str(value), None, field, How.ASSUMED, why))
-
-    def _wrong(self, key: str, what: str, hint: str) -> FormatError:
-        line = self._lines.get(key.partition("[")[0])
-        value = self._document.get(key.partition("[")[0])
-        shown = secrets.HIDDEN if key.startswith(("secrets", "env")) else repr(_short(value))
-        return FormatError(f"{self._name}, line {line or 1}: {key} = {shown} is {what}.", hint=hint)
-
-    def _number(self, key: str, most: int = 1 << 30) -> int:
-        value = self._document[key]
-        if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit() and len(value) < 12:
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
-            raise self._wrong(key, f"no whole number from 1 to {most}", f"Write it as {key}: 8.")
-        return value
-
-    def _text(self, key: str) -> str:
-        value = self._document[key]
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            value = str(value)
-        if not isinstance(value, str) or not value.strip() or not value.isprintable():
-            raise self._wrong(key, "no line of text", f"Write it as {key}: NAME.")
-        return value.strip()
-
-    def _list(self, key: str) -> list[Any]:
-        value = self._document[key]
-        if value is None:
-            return []
-        if not isinstance(value, list):
-            raise self._wrong(key, "no list", "Start each item with a dash.")
-        return value
-
-    def _names(self, key: str) -> Iterator[tuple[int, str, Any]]:
-        """Names, each with a value or None."""
-        for number, item in enumerate(self._list(key)):
-            pairs: list[tuple[Any, Any]] = list(item.items()) if isinstance(item, dict) else [(item, None)]
-            for place, (name, value) in enumerate(pairs):
-                if not isinstance(name, str) or not _NAME.fullmatch(name) or isinstance(value, dict | list):
-                    raise self._wrong(f"{key}[{number}]", "no variable's name", "Write - NAME.")
-                if place:
-                    why = "axolotl reads the first name of an item only."
-                    self._row(f"{key}[{number}].{name}", secrets.HIDDEN, None, How.DROPPED, why)
-                    continue
-                yield number, name, value
-
     # -- keys -------------------------------------------------------------------------
 
     def _read_provider(self) -> None:
@@ -173,7 +98,7 @@ class _Reader:
         self._row("provider", said, None, why="The format says it.")
 
     def _unknown(self, key: Any) -> None:
-        text = _short(key)
+        text = short(key)
         value = self._document[key]
         if text in keys.IGNORED:
             if text == "project_name" and isinstance(value, str) and value.strip() and value.isprintable():
@@ -203,7 +128,7 @@ class _Reader:
             self._row(key, f"{item['name']}:{item['mount']}", f"volumes.{item['name']}")
             for other in item:
                 if other not in ("name", "mount"):
-                    self._row(f"{key}.{_short(other)}", item[other], None, How.DROPPED, "axolotl does not read it.")
+                    self._row(f"{key}.{short(other)}", item[other], None, How.DROPPED, "axolotl does not read it.")
         if volumes:
             self._found["volumes"] = volumes
 
@@ -386,9 +311,3 @@ def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
-
-
-def _short(value: object) -> str:
-    text = value if isinstance(value, str) else str(value)
-    line = " ".join(text.split())
-    return line if len(line) <= 120 else line[:117] + "..."

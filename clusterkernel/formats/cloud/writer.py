@@ -10,7 +10,7 @@ from clusterkernel.errors import FormatError
 from clusterkernel.formats import secrets
 from clusterkernel.formats.cloud import keys
 from clusterkernel.formats.model import Program, Step, Written
-from clusterkernel.formats.reporting import Report
+from clusterkernel.formats.reporting import Report, by_name
 from clusterkernel.payload import yamltext
 from clusterkernel.spec import JobSpec, Launcher
 from clusterkernel.units import format_duration, format_memory
@@ -32,6 +32,7 @@ def write_modal(spec: JobSpec, program: Program) -> Written:
     """
     report = Report()
     steps = _steps(program, "modal.yaml")
+    spec = by_name(spec, report)
     resources, environment = spec.resources, spec.environment
     document: dict[str, Any] = {"provider": "modal"}
     if spec.name is not None:
@@ -43,12 +44,9 @@ def write_modal(spec: JobSpec, program: Program) -> Written:
             report.exact(f"volumes.{volume.name}", "volumes", f"{volume.name}:{volume.mount}")
     _names(spec, document, report)
     if environment.env:
-        kept = {name: value for name, value in environment.env.items() if not secrets.is_name(name)}
-        document["env"] = [{name: value} for name, value in kept.items()]
-        for name, value in kept.items():
+        document["env"] = [{name: value} for name, value in environment.env.items()]
+        for name, value in environment.env.items():
             report.exact(f"env.{name}", "env", value)
-        if not kept:
-            del document["env"]
     _image(spec, document, report)
     for option in program.options.get("axolotl", ()):
         name, _, value = option.partition("=")
@@ -92,6 +90,7 @@ def write_baseten(spec: JobSpec, program: Program) -> Written:
     """
     report = Report()
     steps = _steps(program, "baseten.yaml")
+    spec = by_name(spec, report)
     document: dict[str, Any] = {"provider": "baseten"}
     if spec.name is not None:
         document["project_name"] = spec.name
@@ -148,15 +147,10 @@ def _steps(program: Program, name: str) -> tuple[Step, ...]:
 
 
 def _names(spec: JobSpec, document: dict[str, Any], report: Report) -> None:
-    names = list(spec.environment.secrets)
-    for name in names:
+    for name in spec.environment.secrets:
         report.exact(f"secrets.{name}", "secrets", name)
-    for name in spec.environment.env:
-        if secrets.is_name(name) and name not in names:
-            names.append(name)
-            report.changed(f"env.{name}", "secrets", name, "It is a secret: the file has its name only.")
-    if names:
-        document["secrets"] = names
+    if spec.environment.secrets:
+        document["secrets"] = list(spec.environment.secrets)
 
 
 def _image(spec: JobSpec, document: dict[str, Any], report: Report) -> None:

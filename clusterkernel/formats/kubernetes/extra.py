@@ -2,7 +2,8 @@
 
 ::
 
-    kind=JobSet                      JobSet or Job, for several nodes
+    kind=JobSet                      JobSet or Job, for several nodes; TrainJob, for Kubeflow's trainer
+    runtime=torch-distributed        of a TrainJob, runtime-kind=
     namespace=ml                     service-account=, runtime-class=, scheduler=, pull-secret=, pull-policy=
     resource.rdma/ib=1               a further resource of each node
     label.team=nlp                   a label of the pods, annotation.KEY=VALUE
@@ -26,7 +27,9 @@ __all__ = ["Extra", "parse", "tolerations"]
 
 #: Keys with one value -> what it must be.
 SINGLE: Final[Mapping[str, tuple[str, ...] | Callable[[str], bool]]] = {
-    "kind": ("Job", "JobSet"),
+    "kind": ("Job", "JobSet", "TrainJob"),
+    "runtime": words.is_subdomain,
+    "runtime-kind": ("ClusterTrainingRuntime", "TrainingRuntime"),
     "namespace": words.is_dns_label,
     "service-account": words.is_subdomain,
     "runtime-class": words.is_subdomain,

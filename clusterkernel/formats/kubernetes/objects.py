@@ -62,20 +62,23 @@ class Builder:
     def objects(self) -> list[dict[str, Any]]:
         """The documents of the manifest."""
         self.report.exact("nodes", "completions", self.nodes)
-        if config := self.program.config:
-            why = "No file travels with a manifest: put it into the image or onto a volume."
-            self.report.changed("program.config", "script", config, why)
+        self._tell_config()
         if self.kind == "JobSet":
             return [self._job_set()]
         job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": self._metadata(), "spec": self._job()}
         return [self._service(), job] if self.nodes > 1 else [job]
+
+    def _tell_config(self) -> None:
+        if config := self.program.config:
+            why = "No file travels with a manifest: put it into the image or onto a volume."
+            self.report.changed("program.config", "script", config, why)
 
     # -- names ------------------------------------------------------------------------
 
     def _name(self) -> str:
         digits = len(str(max(self.nodes, self.spec.array.size if self.spec.array else 1)))
         longest = max([len(NODES), *(len(name) for name, _, _ in self.staged)])
-        room = longest + digits + 4 if self.kind == "JobSet" else digits + 1
+        room = digits + 1 if self.kind == "Job" else longest + digits + 4
         asked = self.spec.name
         name = words.dns_label(asked or self._title(), most=63 - room)
         if asked is None:
@@ -217,10 +220,7 @@ class Builder:
     # -- pods -------------------------------------------------------------------------
 
     def _template(self) -> dict[str, Any]:
-        metadata = {f"{key}s": found for key in ("label", "annotation") if (found := self.extra.all(key))}
-        for key in ("label", "annotation"):
-            for name, value in self.extra.all(key).items():
-                self.report.exact(f"extra.kubernetes.{key}.{name}", f"template {key} {name}", value)
+        metadata = self._pod_metadata()
         main, spec = self._main(), self.spec
         before = []
         if self.kind == "Job":
@@ -232,6 +232,12 @@ class Builder:
         if self.nodes > 1 and self.kind == "Job":
             made["subdomain"] = self.name
         return {**({"metadata": metadata} if metadata else {}), "spec": made}
+
+    def _pod_metadata(self) -> dict[str, Any]:
+        for key in ("label", "annotation"):
+            for name, value in self.extra.all(key).items():
+                self.report.exact(f"extra.kubernetes.{key}.{name}", f"template {key} {name}", value)
+        return {f"{key}s": found for key in ("label", "annotation") if (found := self.extra.all(key))}
 
     def _main(self) -> dict[str, Any]:
         if self.command is not None:
@@ -247,33 +253,40 @@ class Builder:
         )
 
     def _script(self, steps: Sequence[Step]) -> str:
-        head = f"{self.name}-{NODES}-0-0" if self.kind == "JobSet" else f"{self.name}-0"
         place = container_script.Place(
             platform="Kubernetes",
-            meeting=Meeting(
-                rank="$JOB_COMPLETION_INDEX", address=f"{head}.{self.name}", port=PORT, job=self.name, nodes=""
-            ),
+            meeting=self._meeting(),
             task="$JOB_COMPLETION_INDEX",
             job=self.name,
             shared=bool(self.spec.storage.volumes or self.program.mounts),
         )
         workdir = self.spec.environment.workdir
-        cd = "" if workdir is None or workdir.startswith("/") else _folder(workdir)
+        cd = _folder(workdir) if workdir is not None and self._by_script(workdir) else ""
         if cd:
             self.report.exact("workdir", "script", workdir)
         return container_script.script(self.spec, self.program, place, self.report, cd=cd, steps=steps)
+
+    def _meeting(self) -> Meeting:
+        head = f"{self.name}-{NODES}-0-0" if self.kind == "JobSet" else f"{self.name}-0"
+        return Meeting("$JOB_COMPLETION_INDEX", f"{head}.{self.name}", PORT, self.name)
+
+    def _by_script(self, workdir: str) -> bool:
+        """Whether the script goes to the working folder, and not the container's own field."""
+        return not workdir.startswith("/")
 
     # -- stages -----------------------------------------------------------------------
 
     def _staged(self) -> list[tuple[str, Step, Stage]]:
         """The first steps that have needs of their own, and leave what they make on a volume."""
+        if self.command is not None or self.kind == "TrainJob":
+            return []
         stages = {stage.name: stage for stage in self.spec.stages}
         found: list[tuple[str, Step, Stage]] = []
         for step in self.program.steps[:-1]:
             if step.runs is not Runs.HEAD or step.name not in stages or not self.spec.storage.volumes:
                 break
             found.append((words.dns_label(step.name), step, stages[step.name]))
-        return found if self.command is None else []
+        return found
 
     def _stage_parts(self) -> list[tuple[Step, Stage, str]]:
         parts = []

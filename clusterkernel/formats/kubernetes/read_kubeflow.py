@@ -6,9 +6,11 @@ import msgspec
 
 from clusterkernel.formats.kubernetes import read_pod as kubernetes_read_pod
 from clusterkernel.formats.kubernetes.found import Found
-from clusterkernel.formats.kubernetes.read_job import attempts, ttl_of
-from clusterkernel.formats.kubernetes.read_needs import resources
-from clusterkernel.formats.kubernetes.read_pod import pod
+from clusterkernel.formats.kubernetes.objects import NODES
+from clusterkernel.formats.kubernetes.read_job import attempts, kind_of, ttl_of
+from clusterkernel.formats.kubernetes.read_needs import mounts, resources, unmounted
+from clusterkernel.formats.kubernetes.read_nodes import placement, scheduling
+from clusterkernel.formats.kubernetes.read_pod import labels, pod
 from clusterkernel.formats.kubernetes.yaml import Tree
 from clusterkernel.formats.launch.counts import Shape
 from clusterkernel.formats.model import How, Runs, SourceField
@@ -105,15 +107,21 @@ def _same_pods(found: Found, main: Tree, replicas: dict[str, Tree]) -> None:
 def train_job(found: Found, job: Tree, service: bool) -> tuple[int, int | None]:
     """The nodes of a TrainJob; it has no arrays."""
     spec, trainer = job.at("spec"), job.at("spec", "trainer")
-    found.row(job.at("kind"), None, How.CHANGED, "It is written as a Job, or a JobSet.")
+    kind_of(found, job, usual=False)
     nodes = found.count(trainer.at("numNodes"), least=1) or 1
     if trainer.at("numNodes").value is not None:
         found.row(trainer.at("numNodes"), "nodes")
     else:
         found.assumed("spec.trainer.numNodes", "1", "nodes", "The runtime says it, which is an object of the cluster.")
     runtime = spec.at("runtimeRef")
-    for leaf in list(runtime.left()):
-        found.row(leaf, None, How.CHANGED, "What the runtime says is known to the cluster alone.")
+    if (name := found.text(runtime.at("name"))) is not None:
+        found.option(runtime.at("name"), f"runtime={name}")
+    if runtime.at("kind").value in ("ClusterTrainingRuntime", "TrainingRuntime"):
+        found.option(runtime.at("kind"), f"runtime-kind={runtime.at('kind').value}")
+    if runtime.at("apiGroup").value is not None:
+        found.row(runtime.at("apiGroup"), None, reason="It belongs to the kind.")
+    for patch in spec.at("runtimePatches").items():
+        _patch(found, patch)
     per_node = found.count(trainer.at("numProcPerNode"), least=1)
     if per_node is not None:
         found.exact(trainer.at("numProcPerNode"), "tasks_per_node", per_node)
@@ -126,7 +134,29 @@ def train_job(found: Found, job: Tree, service: bool) -> tuple[int, int | None]:
     kubernetes_read_pod.environment(found, trainer.at("env"))
     shape = Shape(nodes, 1, gpus)
     kubernetes_read_pod.command(found, trainer.at("command"), trainer.at("args"), shape, each=nodes > 1)
-    _launched(found, nodes)
     if spec.at("suspend").value is not None:
         found.row(spec.at("suspend"), None, How.DROPPED, "Whether it waits is the platform's own business.")
     return nodes, None
+
+
+def _patch(found: Found, patch: Tree) -> None:
+    """What a TrainJob changes of its runtime's pods."""
+    if patch.at("manager").value is not None:
+        found.row(patch.at("manager"), None, reason="It says who wrote the patch, and nothing of the run.")
+    for part in patch.at("trainingRuntimeSpec", "template", "spec", "replicatedJobs").items():
+        if part.at("name").value != NODES:
+            continue
+        found.row(part.at("name"), None, reason="The training's own part of the runtime.")
+        template = part.at("template", "spec", "template")
+        labels(found, template)
+        spec = template.at("spec")
+        placement(found, spec)
+        scheduling(found, spec)
+        volumes = {item.at("name").value: item for item in spec.at("volumes").items()}
+        for container in spec.at("containers").items():
+            if container.at("name").value == NODES:
+                found.row(container.at("name"), None, reason="A container's name says nothing of the run.")
+                kubernetes_read_pod.environment(found, container.at("env"))
+                mounts(found, container.at("volumeMounts"), volumes)
+        for volume in volumes.values():
+            unmounted(found, volume)

@@ -20,7 +20,7 @@ from clusterkernel.formats.kubernetes.yaml import Tree
 from clusterkernel.formats.launch.counts import Shape
 from clusterkernel.formats.model import How, Runs
 
-__all__ = ["command", "environment", "image", "pod", "put", "stage"]
+__all__ = ["command", "environment", "image", "labels", "pod", "put", "stage"]
 
 _DERIVED: Final = frozenset(
     "MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK NODE_RANK GROUP_RANK LOCAL_WORLD_SIZE NNODES "
@@ -45,9 +45,7 @@ def pod(found: Found, template: Tree, *, nodes: int, each: bool) -> None:
     each : bool
         The script of a pod runs in several at once.
     """
-    for group, prefix in (("labels", "label"), ("annotations", "annotation")):
-        for key, tree in template.at("metadata", group).pairs():
-            found.option(tree, f"{prefix}.{key}={tree.value}")
+    labels(found, template)
     spec = template.at("spec")
     containers = spec.at("containers").items()
     if not containers:
@@ -66,6 +64,13 @@ def pod(found: Found, template: Tree, *, nodes: int, each: bool) -> None:
             found.dropped(other, "A container beside the training: no other platform runs two.")
     for tree in volumes.values():
         unmounted(found, tree)
+
+
+def labels(found: Found, template: Tree) -> None:
+    """Labels and annotations of the pods."""
+    for group, prefix in (("labels", "label"), ("annotations", "annotation")):
+        for key, tree in template.at("metadata", group).pairs():
+            found.option(tree, f"{prefix}.{key}={tree.value}")
 
 
 def _main(containers: Sequence[Tree]) -> Tree:
@@ -134,7 +139,8 @@ def environment(found: Found, tree: Tree) -> None:
 
 def _literal(found: Found, item: Tree, name: str, value: Any) -> None:
     if not isinstance(value, str):
-        raise found.error(item.at("value"), f"is {shown(value)!r}, and not a text.", "Write it in quotes.")
+        told = secrets.HIDDEN if secrets.is_name(name) else shown(value)
+        raise found.error(item.at("value"), f"is {told!r}, and not a text.", "Write it in quotes.")
     text = words.unescape(value)
     if is_secret(name, text):
         found.secrets.append(name)

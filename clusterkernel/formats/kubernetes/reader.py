@@ -72,7 +72,8 @@ def _substituted(text: str, values: Mapping[str, str]) -> str:
 def _read(documents: list[Tree], name: str) -> Parsed:
     for document in documents:
         if not isinstance(document.value, dict) or "kind" not in document.value:
-            raise FormatError(f"{name} is no manifest: it has no kind.", hint="Is it the right file?")
+            where = f"{name}, line {document.line or 1}"
+            raise FormatError(f"{where}: it is no manifest, for it has no kind.", hint="Is it the right file?")
     jobs = [document for document in documents if document.value["kind"] in _KINDS]
     if len(jobs) != 1:
         kinds = ", ".join(str(document.value["kind"]) for document in (jobs or documents)) or "nothing"

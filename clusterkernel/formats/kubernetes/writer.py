@@ -1,4 +1,4 @@
-"""Kubernetes manifests: written as Job, Job with a Service, or JobSet; read as these, PyTorchJob and TrainJob."""
+"""Kubernetes manifests: written as Job, Job with a Service, JobSet or TrainJob; read as these and PyTorchJob."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from clusterkernel.formats.kubernetes import extra as kubernetes_extra
 from clusterkernel.formats.kubernetes import yaml as kubernetes_yaml
 from clusterkernel.formats.kubernetes.objects import Builder, Command
 from clusterkernel.formats.kubernetes.reader import read
+from clusterkernel.formats.kubernetes.train_job import TrainJobBuilder
 from clusterkernel.formats.model import Program, Written
-from clusterkernel.formats.reporting import Report
+from clusterkernel.formats.reporting import Report, by_name
 from clusterkernel.spec import JobSpec
 
 __all__ = ["Command", "manifest", "read", "write"]
@@ -65,6 +66,7 @@ def manifest(
         Kubernetes cannot run it.
     """
     report = report or Report()
+    spec = by_name(spec, report)
     extra = kubernetes_extra.parse(spec.extra.get("kubernetes", ()))
     if spec.array is not None and spec.resources.nodes > 1:
         raise SpecError(
@@ -77,6 +79,11 @@ def manifest(
             report.dropped(field, why)
     for key in (*extra.single, *(key for key in extra.several)):
         report.exact(f"extra.kubernetes.{key}", key, extra.get(key) or ",".join(extra.several.get(key, ())))
+    if extra.get("kind") == "TrainJob":
+        return TrainJobBuilder(spec, program, extra, report, command).objects()
+    for key in ("runtime", "runtime-kind"):
+        if extra.get(key):
+            report.dropped(f"extra.kubernetes.{key}", "Only a TrainJob has a runtime.")
     return Builder(spec, program, extra, report, command).objects()
 
 

@@ -8,9 +8,10 @@ import msgspec
 
 from clusterkernel.errors import FormatError
 from clusterkernel.formats.launch.lines import Launch
-from clusterkernel.formats.sbatch.body import Body, Found
+from clusterkernel.formats.sbatch.kept import Body, Found
 from clusterkernel.formats.sbatch.needs import Counts
-from clusterkernel.formats.shell.values import Variables, Word
+from clusterkernel.formats.shell.pieces import Word
+from clusterkernel.formats.shell.values import Variables
 from clusterkernel.spec import Launcher
 
 __all__ = ["RANKS", "SRUN_COUNTS", "SRUN_PARTS", "Shape", "count_of", "counts", "ranks_of", "runs_once"]

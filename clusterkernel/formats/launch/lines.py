@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import posixpath
+import re
+import shlex
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,7 +13,8 @@ import msgspec
 from clusterkernel.errors import FormatError
 from clusterkernel.formats.launch import options as launch_options
 from clusterkernel.formats.launch.options import Option, split
-from clusterkernel.formats.shell.values import Variables, Word, assignment
+from clusterkernel.formats.shell.pieces import Word
+from clusterkernel.formats.shell.values import Variables, assignment
 from clusterkernel.formats.shell.words import Kind, Statement, statements
 from clusterkernel.spec import Launcher
 
@@ -46,6 +49,7 @@ _LAUNCHERS: Final = {
     "deepspeed": (Launcher.DEEPSPEED, launch_options.DEEPSPEED),
 }
 _DEEPEST: Final = 12
+_ARGUMENT: Final = re.compile(r'"\$(?:@|\{@\})"|\$([1-9])|\$\{([1-9]\d{0,3})\}')
 
 
 class Launch(msgspec.Struct, kw_only=True):
@@ -108,7 +112,7 @@ def is_launch(words: Sequence[Word]) -> bool:
     """Whether a command is what a job is there for, as far as its first words tell."""
     rest = [word.text for word in words if assignment(word.shell) is None]
     while rest and posixpath.basename(rest[0]) in _TRANSPARENT:
-        rest = rest[1:]
+        rest = rest[_own_words(rest) :]
     if not rest:
         return False
     head = posixpath.basename(rest[0])
@@ -119,6 +123,14 @@ def is_launch(words: Sequence[Word]) -> bool:
     if head in ("uv", "poetry", "pixi"):
         return rest[1:2] == ["run"]
     return head not in SETUP
+
+
+def _own_words(words: Sequence[str]) -> int:
+    """How many words of ``exec -a NAME --`` and its like stand before the command that they start."""
+    at = 1
+    while at < len(words) and words[at] in ("-p", "-c", "-l", "-a"):
+        at += 2 if words[at] == "-a" else 1
+    return at + (words[at : at + 1] == ["--"])
 
 
 def take_apart(statement: Statement, variables: Variables, name: str) -> Launch:
@@ -132,6 +144,22 @@ def take_apart(statement: Statement, variables: Variables, name: str) -> Launch:
     reader = _Reader(variables, name, statement.line)
     reader.read(variables.words(statement.words), 0)
     return reader.launch
+
+
+def _with_arguments(text: str, arguments: Sequence[Word]) -> str | None:
+    """The text behind ``bash -c`` with the words that stand behind it; None where they cannot be put in."""
+    if "$" not in text:
+        return text
+
+    def put(match: re.Match[str]) -> str:
+        if not (number := match[1] or match[2]):
+            return " ".join(word.shell for word in arguments)
+        value = arguments[int(number) - 1].value if int(number) <= len(arguments) else None
+        return value if value is not None and shlex.quote(value) == value else match[0]
+
+    text = _ARGUMENT.sub(put, text)
+    left = text.replace('"$@"', "")  # the script's own
+    return None if arguments and re.search(r"\$\{?[1-9@*]", left) else text
 
 
 class _Reader:
@@ -155,7 +183,7 @@ class _Reader:
             return
         head = posixpath.basename(words[0].text)
         if head in _TRANSPARENT:
-            self.read([word for word in words[1:] if word.text not in ("-p", "--")], depth + 1)
+            self.read(words[_own_words([word.text for word in words]) :], depth + 1)
         elif head == "env" and len(words) > 1 and assignment(words[1].shell):
             self.read(words[1:], depth + 1)
         elif head in _SHELLS and self._inner(words, depth):
@@ -191,6 +219,11 @@ class _Reader:
         if at >= len(words):
             return False
         text = words[at].inner or words[at].text
+        if words[at].value is not None:  # else its $1 may be the script's own
+            filled = _with_arguments(text, words[at + 2 :])
+            if filled is None:
+                return False
+            text = filled
         inner = statements(text, name=self._name, first_line=self._line)
         simple = [one for one in inner if one.kind is Kind.SIMPLE]
         if not inner or len(simple) < len(inner) or any(one.before == "||" or one.background for one in inner):
@@ -279,29 +312,27 @@ class _Reader:
     def _axolotl(self, step: str, words: list[Word]) -> None:
         """``axolotl train train.yaml --launcher torchrun -- --nproc_per_node=8``."""
         launch = self.launch
+        known = {"torchrun": "torchrun", "accelerate": "accelerate launch"}
         at = next((place for place, word in enumerate(words) if word.text == "--"), len(words))
         own, behind = words[:at], words[at + 1 :]
         launcher = "accelerate"
         kept: list[Word] = []
         place = 0
         while place < len(own):
-            text = own[place].text
-            if text == "--launcher" and place + 1 < len(own):
-                launcher = own[place + 1].text
-                place += 2
-            elif text.startswith("--launcher="):
-                launcher = text.partition("=")[2]
-                place += 1
-            else:
+            name, equals, value = own[place].text.partition("=")
+            if name != "--launcher" or not (equals or place + 1 < len(own)):
                 kept.append(own[place])
                 place += 1
-        known = {"torchrun": "torchrun", "accelerate": "accelerate launch"}
-        if step == "train" and launcher in known:
-            launch.launcher, table = _LAUNCHERS[known[launcher]]
-            launch.launcher_name = known[launcher]
-            launch.options, more = split(behind, table)
-            kept += more
-        self._axolotl_of(step, kept)
+                continue
+            launcher = value if equals else own[place + 1].text
+            place += 1 if equals else 2
+        if step != "train" or launcher not in known:
+            self._axolotl_of(step, words)  # one process, which it starts itself
+            return
+        launch.launcher, table = _LAUNCHERS[known[launcher]]
+        launch.launcher_name = known[launcher]
+        launch.options, more = split(behind, table)
+        self._axolotl_of(step, [*kept, *more])
 
     def _axolotl_of(self, step: str, words: list[Word]) -> None:
         launch = self.launch

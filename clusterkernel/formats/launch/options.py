@@ -9,7 +9,7 @@ import msgspec
 
 from clusterkernel.formats.sbatch.options import SHORT
 from clusterkernel.formats.sbatch.table import LONG, PLUGIN, Takes, canonical
-from clusterkernel.formats.shell.values import Word
+from clusterkernel.formats.shell.pieces import Word
 
 __all__ = ["ACCELERATE", "CONTAINER", "DEEPSPEED", "MPIRUN", "SRUN", "TORCHRUN", "Option", "Table", "split"]
 

@@ -26,7 +26,7 @@ from clusterkernel.formats.modal import function as modal_function
 from clusterkernel.formats.modal import limits as modal_limits
 from clusterkernel.formats.model import Program, Runs, Step, Written
 from clusterkernel.formats.python_text import Source, block, call, identifier, literal
-from clusterkernel.formats.reporting import Report
+from clusterkernel.formats.reporting import Report, by_name
 from clusterkernel.spec import JobSpec, Stage, describe
 
 __all__ = ["write"]
@@ -77,6 +77,7 @@ def write(spec: JobSpec, program: Program) -> Written:
     if not program.steps:
         raise SpecError("The source does not say what is run.", field="program", hint="Add a command: an app runs one.")
     report = Report()
+    spec = by_name(spec, report)
     text = _App(spec, program, report).text()
     return Written(text=text, fields=report.rows(spec, program, _REST))
 

@@ -11,82 +11,28 @@ import msgspec
 
 from clusterkernel.errors import FormatError
 from clusterkernel.formats import secrets
-from clusterkernel.formats.launch.lines import Launch, is_launch, take_apart
+from clusterkernel.formats.launch.lines import is_launch, take_apart
 from clusterkernel.formats.model import How, SourceField
+from clusterkernel.formats.sbatch.kept import DERIVED, Body, Found, Keeper, fits, several, without_substitutions
 from clusterkernel.formats.sbatch.steps import RETRY
-from clusterkernel.formats.shell.values import Variables, Word, assignment, names_in
+from clusterkernel.formats.shell.pieces import Word
+from clusterkernel.formats.shell.values import Variables, assignment
 from clusterkernel.formats.shell.words import Kind, Statement, statements
 
-__all__ = ["Body", "Found", "read"]
+__all__ = ["read"]
 
-_MEETING_NAME: Final = re.compile(
-    r"(MASTER|MAIN|HEAD|PRIMARY|RDZV|RENDEZVOUS|MAIN_PROCESS|LEADER|COORDINATOR|CHIEF)(_?NODE)?"
-    r"(_?(ADDR|ADDRESS|IP|HOST|HOSTNAME|PORT|ENDPOINT|NODE|ID))*(_IP|_ADDR)?",
-    re.IGNORECASE,
-)
-_MEETING_TEXT: Final = re.compile(
-    r"SLURM_(JOB_|STEP_)?NODELIST|SLURM_LAUNCH_NODE_IPADDR|SLURM_SRUN_COMM_HOST|scontrol\s+show\s+host"
-)
 _LAUNCHES: Final = re.compile(
     r"(?:^|[\s;&|({\"'`])(srun|mpirun|mpiexec|torchrun|deepspeed|accelerate\s+launch|axolotl\s+\w+"
     r"|torch\.distributed\.(?:run|launch))(?=\s)",
     re.MULTILINE,
 )
-_ONLY_SLURM: Final = re.compile(r"(?:^|[\s;&|(`])(scontrol|squeue|sinfo|sacct|scancel|sbcast|sbatch|sstat)(?=\s)")
 _MUST: Final = re.compile(r"\$\{(\w+):?\?[^{}]*\}", re.ASCII)
 _DEFAULT: Final = re.compile(r"\$\{(\w+):?=([^{}]*)\}", re.ASCII)
-_DERIVED: Final = "Where the nodes meet is derived inside the job."
 #: Behind a command that may fail; no word of a person's.
 _OR_TRUE: Final = ("||", "true")
 _EXPORTS: Final = frozenset({"export", "declare", "typeset", "readonly", "local"})
 #: Of no use behind the last launch, since a script ends there anyway.
 _ENDS: Final = frozenset({"wait", "exit", "echo", "date", "printf", ":", "true"})
-
-
-class Found(msgspec.Struct, frozen=True):
-    """A launch, and where it stands."""
-
-    launch: Launch
-    line: int
-    text: str
-    background: bool
-    may_fail: bool
-
-
-class Body(msgspec.Struct, kw_only=True):
-    """All that the lines say.
-
-    Attributes
-    ----------
-    env : dict
-        Variables that the script exports, with their literal values.
-    secrets : list of str
-        Names.
-    setup : list of str
-        Lines that prepare.
-    parts : list
-        Launches, and texts of several lines that run on the first node, in their order.
-    workdir : str
-        Where it goes.
-    attempts : int
-        How often it may start in all, where it queues itself again.
-    backoff : int
-        Seconds before another start.
-    meeting : set of str
-        Variables that say where the nodes meet.
-    rows : list of SourceField
-        One for each line.
-    """
-
-    env: dict[str, str] = {}
-    secrets: list[str] = []
-    setup: list[str] = []
-    parts: list[Found | str] = []
-    workdir: str = ""
-    attempts: int = 1
-    backoff: int = 0
-    meeting: set[str] = set()
-    rows: list[SourceField] = []
 
 
 def read(
@@ -117,15 +63,7 @@ def read(
     return walker.body, walker.variables
 
 
-class _Walker:
-    def __init__(self, name: str, values: Mapping[str, str], chdir: str) -> None:
-        self._name = name
-        self._chdir = chdir
-        self.variables = Variables(values)
-        self.body = Body(env={}, secrets=[], setup=[], parts=[], meeting=set(), rows=[])
-        self._assigned: dict[str, str] = {}  # not exported, and so far not needed in a line
-        self._launched = False
-
+class _Walker(Keeper):
     def walk(self, found: Sequence[Statement]) -> None:
         """All statements, chain by chain."""
         chain: list[Statement] = []
@@ -137,13 +75,13 @@ class _Walker:
         if chain:
             self._chain(chain)
 
-    def _row(self, line: int, key: str, value: str, field: str | None, how: How = How.EXACT, why: str = "") -> None:
-        self.body.rows.append(SourceField(key, secrets.shown(value), line, field, how, why))
-
     # -- chains -----------------------------------------------------------------------
 
     def _chain(self, chain: Sequence[Statement]) -> None:
         """What is joined by && and the like."""
+        if len(chain) == 1 and chain[0].kind is Kind.SIMPLE:
+            self._simple(chain[0])
+            return
         operators = {statement.before for statement in chain[1:]}
         if any(statement.kind is Kind.BLOCK for statement in chain):
             self._opaque(chain)
@@ -180,7 +118,7 @@ class _Walker:
     def _opaque(self, chain: Sequence[Statement]) -> None:
         """Lines that are passed on as they are, since only a shell knows what they do."""
         text = _joined(chain)
-        if launch := _LAUNCHES.search(_without_substitutions(text)):
+        if launch := _LAUNCHES.search(without_substitutions(text)):
             called = " ".join(launch[1].split())
             raise FormatError(
                 f"{self._name}, line {chain[0].line}: {called} stands in a condition, a loop or a function, "
@@ -188,47 +126,6 @@ class _Walker:
                 hint="Write the launch as a line of its own.",
             )
         self._pass_on(chain[0].line, text, key=text.split(None, 1)[0])
-
-    def _pass_on(self, line: int, text: str, *, key: str) -> None:
-        hidden = self._hide(text, line, quoted=False)
-        names = names_in(hidden)
-        if key in ("echo", "printf") and any(_several(self._assigned.get(name, "")) for name in names):
-            self._row(line, key, text, None, How.CHANGED, "It only prints what is launched.")
-            return
-        self._need(names)
-        if self.body.meeting.intersection(names) and key in ("echo", "printf", "export"):
-            self._row(line, key, text, None, How.CHANGED, _DERIVED)
-            return
-        how, why = How.EXACT, ""
-        if only := _ONLY_SLURM.search(hidden):
-            how, why = How.CHANGED, f"Only Slurm has {only[1]}."
-        field = self._keep(hidden)
-        shown = hidden if len(hidden) <= 120 else hidden[:117] + "..."
-        self._row(line, key, shown, field, how, why)
-
-    def _keep(self, text: str) -> str:
-        """Put a line to the others; those that fill several lines, and all behind them, are a step of their own."""
-        parts = self.body.parts
-        if not parts and text.replace("\t", " ").isprintable():
-            self.body.setup.append(text)
-            return f"setup.{len(self.body.setup) - 1}"
-        if parts and isinstance(parts[-1], str):
-            parts[-1] += "\n" + text
-        else:
-            parts.append(text)
-        return f"program.steps.{len(parts) - 1}"
-
-    def _need(self, names: Sequence[str]) -> None:
-        """Keep the assignments that a line which is passed on reads, each behind those that it reads itself."""
-        found: list[str] = []
-        todo = [name for name in names if name in self._assigned]
-        while todo:
-            name = todo.pop()
-            if (line := self._assigned.pop(name, None)) is not None:
-                found.append(line)
-                todo += [other for other in names_in(line) if other in self._assigned]
-        for line in reversed(found):
-            self._keep(line)
 
     # -- simple commands --------------------------------------------------------------
 
@@ -318,8 +215,8 @@ class _Walker:
             if secrets.is_name(name):
                 self._secret(name, statement.line, f"export {name}", "A secret is named, and never passed on.")
             elif name in self.body.meeting:
-                self._row(statement.line, f"export {name}", "", None, How.CHANGED, _DERIVED)
-            elif (value := self.variables.get(name)) is not None and _fits(value):
+                self._row(statement.line, f"export {name}", "", None, How.CHANGED, DERIVED)
+            elif (value := self.variables.get(name)) is not None and fits(value):
                 self._assigned.pop(name, None)
                 self.body.env[name] = value
                 self._row(statement.line, f"export {name}", value, f"env.{name}")
@@ -350,18 +247,18 @@ class _Walker:
         if self._meets(name, raw):
             self.body.meeting.add(name)
             self.variables.set(name, None)
-            self._row(line, key, raw, None, How.CHANGED, _DERIVED)
+            self._row(line, key, raw, None, How.CHANGED, DERIVED)
             return
         partly = value is None and not added and self.variables.set_partly(name, raw)
         if value is not None or not partly:
             self.variables.set(name, value)
-        if exported and value is not None and _fits(value):
+        if exported and value is not None and fits(value):
             self.body.env[name] = value
             how, why = How.EXACT, ""
             if "$" in raw:
                 why = "Its variables stand there with their values."
             self._row(line, key, value, f"env.{name}", how, why)
-        elif (exported and not (partly and _several(raw))) or (value is None and not partly):
+        elif (exported and not (partly and several(raw))) or (value is None and not partly):
             self._pass_on(line, f"export {word}" if exported else word, key=key)
         else:
             self._assigned[name] = f"export {word}" if exported else word
@@ -370,7 +267,7 @@ class _Walker:
     def _array(self, name: str, raw: str, word: str, line: int, added: bool) -> None:
         if self._meets(name, raw):
             self.body.meeting.add(name)
-            self._row(line, name, raw, None, How.CHANGED, _DERIVED)
+            self._row(line, name, raw, None, How.CHANGED, DERIVED)
             return
         inner = statements(raw[1:-1], name=self._name, first_line=line)
         if any(one.kind is not Kind.SIMPLE or one.redirects or one.before or one.background for one in inner):
@@ -381,65 +278,6 @@ class _Walker:
         self.variables.set(name, [*(old or []), *words])
         self._assigned[name] = f"{name}{'+' * added}=({' '.join(item.shell for item in words)})"
         self._row(line, name, " ".join(item.shell for item in words), None, why="Its words stand where they are used.")
-
-    def _meets(self, name: str, raw: str) -> bool:
-        """Whether a variable says where the nodes meet."""
-        if _MEETING_TEXT.search(raw):
-            return True
-        if self.body.meeting.intersection(names_in(raw)) and not _several(raw):
-            return True
-        return bool(_MEETING_NAME.fullmatch(name)) and name.upper() not in ("MAIN", "HEAD", "PRIMARY", "LEADER")
-
-    # -- secrets ----------------------------------------------------------------------
-
-    def _secret(self, name: str, line: int, key: str, why: str) -> None:
-        if name not in self.body.secrets:
-            self.body.secrets.append(name)
-        self.body.rows.append(SourceField(key, secrets.HIDDEN, line, f"secrets.{name}", How.CHANGED, why))
-
-    def _hide(self, text: str, line: int, *, quoted: bool) -> str:
-        """A text in which the names of keys stand for them."""
-        for form in dict.fromkeys(secrets.found(text)):
-            name = secrets.name_for(form)
-            self._secret(name, line, "a key in the clear", f"It became a name: %cluster_secret set {name} keeps it.")
-            text = text.replace(form, f"${name}" if quoted else f"${{{name}}}")
-        return text
-
-    def _hidden_words(self, statement: Statement) -> str:
-        """A command without the secrets in its words."""
-        words = [Word(word, self.variables.value(word)) for word in statement.words]
-        hidden = self.hide_words(words, statement.line)
-        if all(new is old for new, old in zip(hidden, words, strict=True)):
-            return statement.text
-        return " ".join([*(word.shell for word in hidden), *statement.redirects])
-
-    def hide_words(self, words: Sequence[Word], line: int) -> list[Word]:
-        """Words in which the names of secrets stand for them."""
-        found: list[Word] = []
-        option = ""
-        command = posixpath.basename(words[0].text) if words else ""
-        for word in words:
-            value = word.value
-            if value is None:
-                hidden = self._hide(word.shell, line, quoted=True) if secrets.is_value(word.shell) else word.shell
-                found.append(word if hidden == word.shell else Word(hidden, None))
-                option = ""
-                continue
-            name, equals, given = value.partition("=") if value.startswith("-") else (option, "=", value)
-            named = bool(name) and bool(equals) and bool(given) and secrets.is_name(name)
-            if named or secrets.is_value(value) or (command == "wandb" and secrets.is_wandb_key(value)):
-                what = given if named else next(iter(secrets.found(value)), value)
-                variable = secrets.name_for(what)
-                if variable == "SECRET" and name:
-                    variable = re.sub(r"\W+", "_", name.strip("-")).upper() or variable
-                why = f"A secret in the clear became a name: %cluster_secret set {variable} keeps its value."
-                self._secret(variable, line, name or command, why)
-                text = re.sub(r'([\\"$`])', r"\\\1", value).replace(what, f"${{{variable}}}")
-                found.append(Word(f'"{text}"', None))
-            else:
-                found.append(word)
-            option = value if value.startswith("-") and not equals else ""
-        return found
 
     # -- launches ---------------------------------------------------------------------
 
@@ -455,8 +293,8 @@ class _Walker:
             if secrets.is_name(name):
                 self._secret(name, line, name, f"A secret became a name: %cluster_secret set {name} keeps its value.")
             elif self._meets(name, word.shell):
-                self._row(line, name, word.shell, None, How.CHANGED, _DERIVED)
-            elif word.value is not None and _fits(word.value):
+                self._row(line, name, word.shell, None, How.CHANGED, DERIVED)
+            elif word.value is not None and fits(word.value):
                 self.body.env[name] = word.value
                 self._row(line, name, word.value, f"env.{name}", How.CHANGED, "It is set for all steps.")
             else:
@@ -474,23 +312,8 @@ class _Walker:
         self._launched = True
 
 
-def _several(raw: str) -> bool:
-    """Whether a raw value is a line of words, and not one."""
-    return bool(re.search(r"\s", _without_substitutions(raw.removeprefix("export ")).strip("'\" ")))
-
-
-def _fits(value: str) -> bool:
-    return "\0" not in value and not re.search("[\ud800-\udfff]", value)
-
-
 def _joined(chain: Sequence[Statement]) -> str:
     text = chain[0].text
     for statement in chain[1:]:
         text += f" {statement.before} {statement.text}"
     return text + (" &" if chain[-1].background else "")
-
-
-def _without_substitutions(text: str) -> str:
-    """A text without what only gives a value to a variable (``$(srun hostname)``), and without comments."""
-    text = re.sub(r"\$\((?:[^()]|\([^()]*\))*\)", "", text)
-    return re.sub(r"(?m)(^|\s)#.*$", r"\1", text)

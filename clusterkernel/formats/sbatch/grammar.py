@@ -10,10 +10,8 @@ and sbatch's own command line over all.
 from __future__ import annotations
 
 import enum
-import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
 
 import msgspec
 
@@ -21,14 +19,9 @@ from clusterkernel.errors import FormatError, nearest
 from clusterkernel.formats.sbatch import foreign as sbatch_foreign
 from clusterkernel.formats.sbatch.options import SHORT
 from clusterkernel.formats.sbatch.table import ENVIRONMENT, LONG, NEWER, PLUGIN, SHORT_FLAGS, Takes, canonical
+from clusterkernel.formats.sbatch.words import Placed, Words, directives, short
 
 __all__ = ["Given", "Header", "Origin", "read", "words_of"]
-
-_SPACE: Final = " \t\n\v\f\r"
-_MAGIC: Final = ("#SBATCH", "#SLURM")
-_VARIABLE: Final = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^{}]*))?\})", re.ASCII)
-# sbatch reads a word into a buffer of this size.
-_LONGEST: Final = 8191
 
 
 class Origin(enum.Enum):
@@ -40,7 +33,7 @@ class Origin(enum.Enum):
     COMMAND = "command"
 
 
-class Given(msgspec.Struct, frozen=True):
+class Given(msgspec.Struct, frozen=True, gc=False):
     """One option.
 
     Attributes
@@ -114,12 +107,12 @@ def read(
         What sbatch refuses, by its line; and variables without a value, by their names.
     """
     values = dict(values or {})
-    asked = list(_getopt([_Placed(word, None) for word in options], name, Origin.COMMAND))
+    asked = list(_getopt([Placed(word, None) for word in options], name, Origin.COMMAND))
     for option in asked:
         if option.name == "export" and option.value:
             values = {**_exported(option.value), **values}
-    reader = _Words(name, values)
-    words = [pair for number, line in _directives(lines) for pair in reader.split(line, number)]
+    reader = Words(name, values)
+    words = [pair for number, line in directives(lines) for pair in reader.split(line, number)]
     foreign = [] if any(option.name == "ignore-pbs" for option in asked) else list(_foreign(lines, reader, name))
     reader.complain()
     given = list(_getopt(words, name, Origin.SCRIPT)) + foreign
@@ -142,133 +135,10 @@ def _exported(value: str) -> dict[str, str]:
     return {variable.strip(): text for variable, equals, text in pairs if equals}
 
 
-# -- lines and words ------------------------------------------------------------------
-
-
-def _directives(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """The directives before the first command, each without its mark."""
-    for number, line in enumerate(lines, 1):
-        for magic in _MAGIC:
-            if line.startswith(magic):
-                yield number, line[len(magic) :]
-                break
-        else:
-            rest = line.lstrip(_SPACE)
-            if rest and not rest.startswith("#"):
-                return
-
-
-class _Placed(NamedTuple):
-    """A word, where it stands, and the variables that stood in it."""
-
-    text: str
-    line: int | None
-    filled: tuple[str, ...] = ()
-
-
-class _Words:
-    """Splits directives into words, with the variables filled in."""
-
-    def __init__(self, name: str, values: Mapping[str, str]) -> None:
-        self._name = name
-        self._values = values
-        self.used: dict[str, str] = {}
-        self._filled: list[str] = []
-        self._missing: dict[str, int] = {}
-
-    def complain(self) -> None:
-        """Ask for all variables that have no value, in one line."""
-        if not self._missing:
-            return
-        shown = ", ".join(f"${variable} (line {line})" for variable, line in self._missing.items())
-        first = next(iter(self._missing))
-        raise FormatError(
-            f"{self._name}: sbatch fills no variables into directives, and there is no value for {shown}.",
-            hint=f'Give values={{"{first}": "..."}}, or --set {first}=... on the command line.',
-        )
-
-    def split(self, text: str, line: int) -> Iterator[_Placed]:
-        """The words of one directive."""
-        at = 0
-        while at < len(text):
-            while at < len(text) and text[at] in _SPACE:
-                at += 1
-            if at == len(text) or text[at] == "#":
-                return
-            if text[at] == ":":
-                raise FormatError(
-                    f"{self._name}, line {line}: a colon stands alone: {_short(text)}.",
-                    hint="In sbatch it parts the unlike parts of a job, which no other platform has.",
-                )
-            self._filled = []
-            word, at, several = self._word(text, at, line)
-            filled = tuple(self._filled)
-            if several:
-                yield from (_Placed(part, line, filled) for part in word.split())
-            elif not word:
-                return  # an empty word ends the directive
-            else:
-                yield _Placed(word, line, filled)
-
-    def _word(self, text: str, at: int, line: int) -> tuple[str, int, bool]:
-        """One word from `at`, where it ends, and whether it is one variable and nothing else."""
-        found: list[str] = []
-        quote = ""
-        alone = False
-        start = at
-        while at < len(text):
-            char = text[at]
-            if not quote and (char in _SPACE or char == "#"):
-                break
-            if char == "\\":
-                following = text[at + 1 : at + 2]
-                kept = bool(quote) or following not in _SPACE  # a space ends the word all the same
-                found.append(following if kept else "")
-                at += 1 + kept
-            elif char == quote:
-                quote = ""
-                at += 1
-            elif not quote and char in "\"'":
-                quote = char
-                at += 1
-            elif char == "$" and (match := _VARIABLE.match(text, at)):
-                alone = at == start and not quote
-                at = match.end()
-                alone = alone and (at == len(text) or text[at] in _SPACE)
-                found.append(self._value(match, line))
-            else:
-                found.append(char)
-                at += 1
-        if quote:
-            raise FormatError(
-                f"{self._name}, line {line}: a quote {quote} is not closed: {_short(text)}.", hint="Close it."
-            )
-        word = "".join(found)
-        if len(word) > _LONGEST:
-            raise FormatError(f"{self._name}, line {line}: a word of {len(word)} characters is too long for sbatch.")
-        return word, at, alone
-
-    def _value(self, match: re.Match[str], line: int) -> str:
-        variable = match[1] or match[2]
-        default: str | None = match[3]
-        value = self._values.get(variable, default)
-        self._filled.append(variable)
-        if value is None:
-            self._missing.setdefault(variable, line)
-            return "1"
-        self.used[variable] = value
-        return value
-
-
-def _short(text: str) -> str:
-    shown = " ".join(text.split())
-    return shown if len(shown) <= 60 else shown[:57] + "..."
-
-
 # -- options --------------------------------------------------------------------------
 
 
-def _getopt(words: Iterable[_Placed], name: str, origin: Origin) -> Iterator[Given]:
+def _getopt(words: Iterable[Placed], name: str, origin: Origin) -> Iterator[Given]:
     """Options and their values, as getopt_long takes them out of a command line."""
     todo = list(words)
     at = 0
@@ -277,7 +147,7 @@ def _getopt(words: Iterable[_Placed], name: str, origin: Origin) -> Iterator[Giv
         where = f"{name}, line {line}" if line else f"The command line of {name}" if origin is Origin.COMMAND else name
         return FormatError(f"{where}: {message}", hint=hint)
 
-    def value_behind(shown: str, line: int | None) -> _Placed:
+    def value_behind(shown: str, line: int | None) -> Placed:
         nonlocal at
         if at == len(todo):
             raise stop(f"{shown} has no value.", line, "Write it behind the option.")
@@ -293,7 +163,7 @@ def _getopt(words: Iterable[_Placed], name: str, origin: Origin) -> Iterator[Giv
             text, equals, value = word[2:].partition("=")
             found, takes = _long(text, lambda why, hint="", line=line: stop(why, line, hint))
             if equals and takes is Takes.NOTHING:
-                raise stop(f"--{found} takes no value.", line, f"Leave {_short('=' + value)} out.")
+                raise stop(f"--{found} takes no value.", line, f"Leave {short('=' + value)} out.")
             if takes is Takes.VALUE and not equals:
                 behind = value_behind(f"--{found}", line)
                 value, equals, filled = behind.text, "=", filled + behind.filled
@@ -309,7 +179,7 @@ def _getopt(words: Iterable[_Placed], name: str, origin: Origin) -> Iterator[Giv
                     if attached:
                         break
                 elif letter in SHORT:
-                    behind = _Placed(rest, line) if rest else value_behind(f"-{letter}", line)
+                    behind = Placed(rest, line) if rest else value_behind(f"-{letter}", line)
                     yield Given(canonical(letter), behind.text, f"-{letter}", line, origin, filled + behind.filled)
                     break
                 else:
@@ -319,7 +189,7 @@ def _getopt(words: Iterable[_Placed], name: str, origin: Origin) -> Iterator[Giv
         else:
             stray = todo[at] if word == "--" else todo[at - 1]
             raise stop(
-                f"{_short(stray.text)!r} is no option.",
+                f"{short(stray.text)!r} is no option.",
                 stray.line,
                 "Write --option=value; a placeholder needs its value.",
             )
@@ -338,14 +208,16 @@ def _long(text: str, stop: Callable[..., FormatError]) -> tuple[str, Takes]:
             some = ", ".join(f"--{option}" for option in begun[:6]) + (", ..." if len(begun) > 6 else "")
             raise stop(f"--{text} can be {some}.", "Write the whole name.")
     hint = nearest(text, LONG) if len(text) <= 60 else ""
-    raise stop(f"--{_short(text)} is no option of sbatch.", hint if hint.startswith("Did") else "")
+    raise stop(f"--{short(text)} is no option of sbatch.", hint if hint.startswith("Did") else "")
 
 
 # -- PBS and LSF ----------------------------------------------------------------------
 
 
-def _foreign(lines: Sequence[str], reader: _Words, name: str) -> Iterator[Given]:
+def _foreign(lines: Sequence[str], reader: Words, name: str) -> Iterator[Given]:
     """What ``#PBS`` and ``#BSUB`` lines say; sbatch looks for them in the first hundred lines that are no comment."""
+    if not any(line.startswith(("#BSUB", "#PBS")) for line in lines):
+        return
     for magic, translate in (("#BSUB", sbatch_foreign.bsub), ("#PBS", sbatch_foreign.pbs)):
         plain = 0
         words: list[tuple[str, int]] = []
@@ -375,4 +247,4 @@ def words_of(options: str | Sequence[str]) -> list[str]:
     try:
         return shlex.split(options)
     except ValueError as error:
-        raise FormatError(f"The options {_short(options)!r} cannot be split: {error}.", hint="Close it.") from None
+        raise FormatError(f"The options {short(options)!r} cannot be split: {error}.", hint="Close it.") from None

@@ -17,7 +17,7 @@ from clusterkernel.formats.sbatch.directives import RESERVED
 from clusterkernel.formats.sbatch.grammar import Given, Header, Origin
 from clusterkernel.spec import Array, JobSpec
 
-__all__ = ["Counts", "Needs", "needs"]
+__all__ = ["Counts", "Needs", "needs", "options_of", "shape"]
 
 #: Options that change what sbatch prints or does, and not the job.
 _ABOUT_SBATCH: Final = frozenset("help ignore-pbs parsable quiet test-only usage verbose version wait wrap".split())
@@ -82,6 +82,18 @@ class Needs(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(spec, array=self.array, extra=extra)
 
 
+def shape(header: Header, name: str) -> tuple[int, int, int]:
+    """Nodes, and Slurm's tasks and the GPUs of each, as the options alone have them.
+
+    Raises
+    ------
+    FormatError
+        sbatch refuses the options.
+    """
+    check(header.given, header.last, name)
+    return _Reader(header, Counts(), name).shape()
+
+
 def needs(header: Header, counts: Counts, name: str) -> Needs:
     """The fields that a script's options ask for.
 
@@ -101,6 +113,11 @@ class _Reader(Counting):
         super().__init__(header, counts, name)
         self._mounts: tuple[Mount, ...] = ()
         self._array: Array | None = None
+
+    def shape(self) -> tuple[int, int, int]:
+        tasks = self._shape()
+        gpus = self._values.get("gpus_per_node")
+        return self._values["nodes"], tasks, gpus.count if gpus else 0
 
     def read(self) -> Needs:
         self._overridden()

@@ -56,7 +56,7 @@ SHORT: Final = {
 ALIASES: Final = {"tasks-per-node": "ntasks-per-node", "workdir": "chdir", "share": "oversubscribe"}
 
 
-class Option(msgspec.Struct, frozen=True):
+class Option(msgspec.Struct, frozen=True, gc=False):
     """One option.
 
     Attributes

@@ -13,8 +13,8 @@ from clusterkernel.formats.launch.steps import Shape, Steps, counts, steps
 from clusterkernel.formats.model import Format, How, Parsed, Program, SourceField
 from clusterkernel.formats.sbatch import body as sbatch_body
 from clusterkernel.formats.sbatch import grammar as sbatch_grammar
-from clusterkernel.formats.sbatch.body import Body
-from clusterkernel.formats.sbatch.needs import Counts, Needs, needs
+from clusterkernel.formats.sbatch.kept import Body
+from clusterkernel.formats.sbatch.needs import Counts, Needs, needs, shape
 from clusterkernel.formats.shell.values import Variables, names_in
 from clusterkernel.spec import JobSpec, Launcher
 
@@ -63,11 +63,11 @@ def read(text: str, *, name: str, values: Mapping[str, str] | None = None, optio
     chdir = given["chdir"].value or "" if "chdir" in given else ""
     script = "\n".join(["", *lines[1:]])
     body, variables = sbatch_body.read(script, name=name, first_line=1, values=alone, chdir=chdir)
-    first = needs(header, Counts(), name)
-    agreed = counts(body, variables, _shape(first), name)
-    asked = needs(header, agreed, name) if agreed != Counts() else first
-    shape = _shape(asked)
-    made = steps(body, variables, shape, agreed, name)
+    agreed = counts(body, variables, Shape(*shape(header, name)), name)
+    asked = needs(header, agreed, name)
+    gpus = asked.values.get("gpus_per_node")
+    has = Shape(asked.values["nodes"], asked.tasks, gpus.count if gpus else 0)
+    made = steps(body, variables, has, agreed, name)
     spec = _spec(asked, agreed, body, made, name)
     program = Program(
         steps=tuple(made.steps),
@@ -111,11 +111,6 @@ def _lines(text: str, name: str) -> list[str]:
             hint="Start it from a script in bash: srun python train.py.",
         )
     return lines
-
-
-def _shape(asked: Needs) -> Shape:
-    gpus = asked.values.get("gpus_per_node")
-    return Shape(asked.values["nodes"], asked.tasks, gpus.count if gpus else 0)
 
 
 def _spec(asked: Needs, agreed: Counts, body: Body, made: Steps, name: str) -> JobSpec:

@@ -18,7 +18,7 @@ from clusterkernel import fields
 from clusterkernel.errors import ClusterKernelError
 from clusterkernel.formats import secrets
 from clusterkernel.formats.model import Program, Written
-from clusterkernel.formats.reporting import Report
+from clusterkernel.formats.reporting import Report, by_name
 from clusterkernel.formats.sbatch.directives import MEMORY, RESERVED, directives
 from clusterkernel.formats.sbatch.grammar import Given, Header
 from clusterkernel.formats.sbatch.needs import Counts, needs, options_of
@@ -87,7 +87,7 @@ def write(spec: JobSpec, program: Program) -> Written:
         Options that go to sbatch as they are contradict the spec.
     """
     report = Report()
-    spec = _sendable(spec, report)
+    spec = _sendable(by_name(spec, report), report)
     options = _options(spec, program, report)
     lines = ["#!/bin/bash", *(f"#SBATCH {option.text}" for option in options.values())]
     lines += body(spec, program, options, report)

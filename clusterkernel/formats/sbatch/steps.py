@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Mapping
 from typing import Final
 
-from clusterkernel.formats import secrets
 from clusterkernel.formats.launch.writer import Meeting, command_line
 from clusterkernel.formats.model import Program, Runs, Step
 from clusterkernel.formats.reporting import Report
@@ -73,15 +72,10 @@ class _Writer:
             report.exact("attempts", "trap ... EXIT", spec.recovery.attempts)
             if spec.recovery.backoff:
                 report.exact("backoff", "sleep", spec.recovery.backoff)
-        named = list(environment.secrets)
         for name, value in environment.env.items():
-            if secrets.is_name(name) or secrets.is_value(value):
-                named.append(name)
-                report.changed(f"env.{name}", name, secrets.HIDDEN, "It is a secret: the script takes it by its name.")
-                continue
             lines.append(f"export {name}={shlex.quote(value)}")
             report.exact(f"env.{name}", f"export {name}", value)
-        for name in named:
+        for name in environment.secrets:
             lines.append(f': "${{{name}:?is a secret: set it in the shell that calls sbatch}}"')
             report.exact(f"secrets.{name}", f"${name}")
         if chdir := self._chdir():

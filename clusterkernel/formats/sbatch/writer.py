@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from clusterkernel.errors import SpecError
+from clusterkernel.formats import secrets
 from clusterkernel.formats.sbatch.directives import checkpoint_signal, directives, lines, may_requeue, uses_srun
 from clusterkernel.formats.sbatch.options import quote
 from clusterkernel.spec import JobSpec, Launcher
@@ -31,8 +32,6 @@ __all__ = ["ArrayPart", "check", "clean_name", "log_pattern", "notes", "write"]
 
 # Slurm's accounting keeps names in a column of 255 bytes.
 NAME_BYTES: Final = 200
-# Names that may well hold a secret: what is in a script is stored by Slurm.
-SECRET: Final = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|CREDENTIAL|PRIVATE_?KEY", re.IGNORECASE)
 _MODULE: Final = re.compile(r"\s*(module|ml)\s")
 
 
@@ -158,8 +157,8 @@ def notes(spec: JobSpec) -> tuple[str, ...]:
         found.append("--shm has no effect on Slurm: /dev/shm is the node's.")
     if may_requeue(spec):
         found.append("Slurm may start the job again: the code then runs from its beginning.")
-    for name in spec.environment.env:
-        if SECRET.search(name):
+    for name, value in spec.environment.env.items():
+        if secrets.is_name(name) or secrets.is_value(value):
             found.append(f"{name} stands in the script, which Slurm stores: use --secrets {name} if it is secret.")
     return tuple(found)
 

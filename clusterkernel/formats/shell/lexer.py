@@ -15,6 +15,10 @@ from clusterkernel.errors import FormatError
 __all__ = ["GOES_ON", "Lexer", "Sort", "Token", "is_document"]
 
 _PLAIN: Final = re.compile(r"[^ \t\r\v\f\n\\'\"$`;&|()<>#]+")
+# What may end a quote or a bracket, or has to be looked into.
+_IN_DOUBLE: Final = re.compile(r'[\\"$`]')
+_IN_PARENTHESES: Final = re.compile(r"[\\'\"$`#()]")
+_IN_BRACES: Final = re.compile(r"[\\'\"$`}]")
 _BRACKETS: Final = re.compile(r"\(*")
 _GAP: Final = re.compile(r"(?:[ \t\r\v\f]|\\\n)+")
 _OPERATOR: Final = re.compile(r"&&|\|\||\|&|;;&|;;|;&|[;&|()\n]")
@@ -36,7 +40,7 @@ class Sort(enum.Enum):
     REDIRECT = "redirect"
 
 
-class Token(msgspec.Struct, frozen=True):
+class Token(msgspec.Struct, frozen=True, gc=False):
     """One token, and where it stands in the text."""
 
     sort: Sort
@@ -152,7 +156,7 @@ class Lexer:
                     break
             else:
                 if start < len(self.text) or mark:
-                    raise self.error(held[index].start, f"the here-document {mark[:40]} has no end.")
+                    raise self.error(held[index].start, f"the here-document {' '.join(mark[:40].split())} has no end.")
             body = self.text[start:at].rstrip("\n")
             held[index] = Token(Sort.REDIRECT, held[index].text + "\n" + body, held[index].start, held[index].end)
         return at
@@ -221,15 +225,17 @@ class Lexer:
 
     def _double(self, opened: int, depth: int) -> int:
         at, text = opened + 1, self.text
-        while at < len(text):
+        while place := _IN_DOUBLE.search(text, at):
+            at = place.start()
             if text[at] == '"':
                 return at + 1
-            at = self._special(at, depth + 1, quoted=True) if text[at] in "\\$`" else at + 1
+            at = self._special(at, depth + 1, quoted=True)
         raise self.error(opened, 'a quote " is not closed.')
 
     def _until_parenthesis(self, at: int, depth: int) -> int:
         opened, text, level = at, self.text, 1
-        while at < len(text):
+        while place := _IN_PARENTHESES.search(text, at):
+            at = place.start()
             char = text[at]
             if char in "\\'\"$`":
                 at = self._special(at, depth)
@@ -246,10 +252,11 @@ class Lexer:
 
     def _until_brace(self, at: int, depth: int) -> int:
         opened, text = at, self.text
-        while at < len(text):
+        while place := _IN_BRACES.search(text, at):
+            at = place.start()
             if text[at] == "}":
                 return at + 1
-            at = self._special(at, depth) if text[at] in "\\'\"$`" else at + 1
+            at = self._special(at, depth)
         raise self.error(opened, "a bracket { is not closed.")
 
     def _arithmetic(self, at: int) -> int:

@@ -8,15 +8,14 @@ in the word as it was written.
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-import msgspec
-
 from clusterkernel.errors import FormatError
+from clusterkernel.formats.shell.arithmetic import arithmetic
+from clusterkernel.formats.shell.pieces import Piece, Word, ansi, closing, joined, merged
 
-__all__ = ["Variables", "Word", "arithmetic", "assignment", "names_in"]
+__all__ = ["Variables", "assignment", "names_in"]
 
 _NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.ASCII)
@@ -28,39 +27,7 @@ _NAMED: Final = re.compile(r"\$\{?([A-Za-z_]\w*)", re.ASCII)
 _REFERENCE: Final = re.compile(r"\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*\}|\$\(\([^()]*\)\)", re.ASCII)
 _CALCULATED: Final = re.compile(r"\$?\b([A-Za-z_]\w*)\b|\$\{([A-Za-z_]\w*)\}", re.ASCII)
 _SIMPLE: Final = re.compile(r"\$(?:[A-Za-z_]\w*|[0-9@*#?$!-])", re.ASCII)
-_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
 _LONGEST: Final = 30_000
-
-
-class Word(msgspec.Struct, frozen=True):
-    """One word after expansion.
-
-    Attributes
-    ----------
-    shell : str
-        As bash reads it.
-    value : str or None
-        What it is; None where that is known inside the job only.
-    inner : str
-        What another shell would be given to read: the value, with what is not known left as it was written.
-    """
-
-    shell: str
-    value: str | None
-    inner: str = ""
-
-    @property
-    def text(self) -> str:
-        """Its value, or what stands for it."""
-        return self.shell if self.value is None else self.value
-
-
-class _Piece(msgspec.Struct, frozen=True):
-    """A part of a word: a literal text, or something that bash expands."""
-
-    text: str
-    literal: bool
-    quoted: bool
 
 
 class Variables:
@@ -74,7 +41,7 @@ class Variables:
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._known: dict[str, str | list[Word]] = dict(values)
-        self._partly: dict[str, list[_Piece]] = {}
+        self._partly: dict[str, list[Piece]] = {}
         self._readers: dict[str, set[str]] = {}  # variable -> those that hold a reference to it
         self._room = _LONGEST
         self.place = "The script"
@@ -95,13 +62,13 @@ class Variables:
     def set_partly(self, name: str, raw: str) -> bool:
         """Remember a value in which only other variables are not known; False where there is more than that."""
         self.set(name, None)
-        fields: list[list[_Piece]] = [[]]
+        fields: list[list[Piece]] = [[]]
         self._room = _LONGEST
         self._scan(raw, fields, False)
         open_ = [piece.text for piece in fields[0] if not piece.literal]
         if len(fields) > 1 or not open_ or not all(_REFERENCE.fullmatch(text) for text in open_):
             return False
-        self._partly[name] = _merged(fields[0])
+        self._partly[name] = merged(fields[0])
         for text in open_:
             for part in _NAMED.findall(text):
                 self._readers.setdefault(part, set()).add(name)
@@ -130,97 +97,95 @@ class Variables:
         """One raw word after expansion; without `split` it stays one, as in an assignment."""
         if not _SPECIAL.search(raw):
             return [Word(raw, raw)]
-        fields: list[list[_Piece]] = [[]]
+        fields: list[list[Piece]] = [[]]
         self._room = _LONGEST
         changed = self._scan(raw, fields, split)
         fields = [field for field in fields if field] or ([[]] if not changed else [])
-        inner = ["".join(piece.text for piece in field) for field in fields]
-        if not changed and len(fields) == 1:
-            return [Word(raw, _value(fields[0]), inner[0])]
-        return [Word(_render(field), _value(field), text) for field, text in zip(fields, inner, strict=True)]
+        keep = raw if not changed and len(fields) == 1 else None
+        return [joined(field, keep) for field in fields]
 
     def value(self, raw: str) -> str | None:
         """The value of a word, where it is known."""
         found = self.expand(raw, split=False)
         return found[0].value if len(found) == 1 else "" if not found else None
 
-    def _scan(self, raw: str, fields: list[list[_Piece]], split: bool) -> bool:
+    def _scan(self, raw: str, fields: list[list[Piece]], split: bool) -> bool:
         """Take a word apart; says whether a variable was replaced."""
         at, changed = 0, False
         while at < len(raw):
             char = raw[at]
             if plain := _PLAIN.match(raw, at):
-                fields[-1].append(_Piece(plain[0], True, False))
+                fields[-1].append(Piece(plain[0], True, False))
                 at = plain.end()
             elif char == "\\":
                 if raw[at + 1 : at + 2] != "\n":
-                    fields[-1].append(_Piece(raw[at + 1 : at + 2], True, True))
+                    fields[-1].append(Piece(raw[at + 1 : at + 2], True, True))
                 at += 2
             elif char == "'":
                 end = raw.find("'", at + 1)
                 end = len(raw) if end < 0 else end
-                fields[-1].append(_Piece(raw[at + 1 : end], True, True))
+                fields[-1].append(Piece(raw[at + 1 : end], True, True))
                 at = end + 1
             elif char == '"':
                 at, replaced = self._double(raw, at + 1, fields)
                 changed = changed or replaced
             elif char == "$" and raw.startswith("$'", at):
-                at, text = _ansi(raw, at + 2)
-                fields[-1].append(_Piece(text, True, True))
+                at, text = ansi(raw, at + 2)
+                fields[-1].append(Piece(text, True, True))
             elif char == "$":
                 at, replaced = self._dollar(raw, at, fields, False, split)
                 changed = changed or replaced
             elif char == "`":
                 end = raw.find("`", at + 1)
                 end = len(raw) if end < 0 else end + 1
-                fields[-1].append(_Piece(raw[at:end], False, False))
+                fields[-1].append(Piece(raw[at:end], False, False))
                 at = end
             else:  # a pattern, a home folder or braces
                 plain_brace = char in "{}" and not re.search(r"\{[^{}]*(,|\.\.)[^{}]*\}", raw)
-                fields[-1].append(_Piece(char, plain_brace or (char == "~" and at > 0), False))
+                fields[-1].append(Piece(char, plain_brace or (char == "~" and at > 0), False))
                 at += 1
         return changed
 
-    def _double(self, raw: str, at: int, fields: list[list[_Piece]]) -> tuple[int, bool]:
+    def _double(self, raw: str, at: int, fields: list[list[Piece]]) -> tuple[int, bool]:
         changed = False
-        fields[-1].append(_Piece("", True, True))
+        fields[-1].append(Piece("", True, True))
         while at < len(raw) and raw[at] != '"':
             if plain := _IN_DOUBLE.match(raw, at):
-                fields[-1].append(_Piece(plain[0], True, True))
+                fields[-1].append(Piece(plain[0], True, True))
                 at = plain.end()
             elif raw[at] == "\\":
                 following = raw[at + 1 : at + 2]
                 if following != "\n":
                     text = following if following in '$`"\\' else "\\" + following
-                    fields[-1].append(_Piece(text, True, True))
+                    fields[-1].append(Piece(text, True, True))
                 at += 2
             elif raw[at] == "`":
                 end = raw.find("`", at + 1)
                 end = len(raw) if end < 0 else end + 1
-                fields[-1].append(_Piece(raw[at:end], False, True))
+                fields[-1].append(Piece(raw[at:end], False, True))
                 at = end
             else:
                 at, replaced = self._dollar(raw, at, fields, True, False)
                 changed = changed or replaced
         return at + 1, changed
 
-    def _dollar(self, raw: str, at: int, fields: list[list[_Piece]], quoted: bool, split: bool) -> tuple[int, bool]:
+    def _dollar(self, raw: str, at: int, fields: list[list[Piece]], quoted: bool, split: bool) -> tuple[int, bool]:
         """What a dollar sign stands for; gives where it ends and whether it was replaced."""
         if raw.startswith("$((", at) and (end := raw.find("))", at)) > 0:
             source, end = raw[at : end + 2], end + 2
             number = arithmetic(source[3:-2], self._number)
             if number is None:
                 text = _CALCULATED.sub(self._calculated, source)
-                fields[-1].append(_Piece(text, False, quoted))
+                fields[-1].append(Piece(text, False, quoted))
                 return end, text != source
             self._put(fields, str(number), True, quoted, False)
             return end, True
         if raw.startswith("$(", at):
-            end = _closing(raw, at + 2, "(", ")")
-            fields[-1].append(_Piece(raw[at:end], False, quoted))
+            end = closing(raw, at + 2, "(", ")")
+            fields[-1].append(Piece(raw[at:end], False, quoted))
             return end, False
         if raw.startswith("${", at):
-            end = _closing(raw, at + 2, "{", "}")
+            end = closing(raw, at + 2, "{", "}")
             match = _BRACED.fullmatch(raw[at + 2 : end - 1])
         elif named := _NAME.match(raw, at + 1):
             end = named.end()
@@ -234,12 +199,12 @@ class Variables:
                 return end, True
             if simple:
                 self.asked[simple[0][1:]] = None
-            fields[-1].append(_Piece(raw[at:end], literal, quoted))
+            fields[-1].append(Piece(raw[at:end], literal, quoted))
             return end, False
         source = raw[at:end]
         if match is None:
             self.asked.update(dict.fromkeys(_NAMED.findall(source)))
-            fields[-1].append(_Piece(source, False, quoted))
+            fields[-1].append(Piece(source, False, quoted))
             return end, False
         name, index, operator, default = match.groups()
         known = self._known.get(name)
@@ -260,7 +225,7 @@ class Variables:
                 self._put(fields, otherwise, True, quoted, split)
                 return end, True
         self.asked[name] = None
-        fields[-1].append(_Piece(source, False, quoted))
+        fields[-1].append(Piece(source, False, quoted))
         return end, False
 
     def _calculated(self, match: re.Match[str]) -> str:
@@ -289,9 +254,9 @@ class Variables:
         return value
 
     @staticmethod
-    def _put(fields: list[list[_Piece]], text: str, literal: bool, quoted: bool, split: bool) -> None:
+    def _put(fields: list[list[Piece]], text: str, literal: bool, quoted: bool, split: bool) -> None:
         if quoted or not split or not literal:
-            fields[-1].append(_Piece(text, literal, quoted))
+            fields[-1].append(Piece(text, literal, quoted))
             return
         parts = text.split()
         if text[:1].isspace() and fields[-1]:
@@ -299,110 +264,37 @@ class Variables:
         for number, part in enumerate(parts):
             if number:
                 fields.append([])
-            fields[-1].append(_Piece(part, True, False))
+            fields[-1].append(Piece(part, True, False))
         if parts and text[-1:].isspace():
             fields.append([])
 
-    def _put_partly(self, fields: list[list[_Piece]], pieces: Sequence[_Piece], quoted: bool, split: bool) -> None:
+    def _put_partly(self, fields: list[list[Piece]], pieces: Sequence[Piece], quoted: bool, split: bool) -> None:
         for piece in pieces:
             self._spend(len(piece.text) + 10)
             if piece.literal:
                 self._put(fields, piece.text, True, quoted, split)
             else:
                 self.asked.update(dict.fromkeys(_NAMED.findall(piece.text)))
-                fields[-1].append(_Piece(piece.text, False, quoted))
+                fields[-1].append(Piece(piece.text, False, quoted))
 
     def _array(
-        self, known: Sequence[Word], index: str | None, fields: list[list[_Piece]], source: str, quoted: bool
+        self, known: Sequence[Word], index: str | None, fields: list[list[Piece]], source: str, quoted: bool
     ) -> bool:
         chosen: Sequence[Word] = known
         if index not in ("@", "*"):
             chosen = known[int(index or 0) :][:1] if int(index or 0) < len(known) else []
         if index == "*" and quoted:
-            fields[-1].append(_Piece(source, False, quoted))
+            fields[-1].append(Piece(source, False, quoted))
             return False
         for number, word in enumerate(chosen):
             self._spend(len(word.shell) + 10)
             if number:
                 fields.append([])
             if word.value is None:
-                fields[-1].append(_Piece(word.shell, False, False))
+                fields[-1].append(Piece(word.shell, False, False))
             else:
-                fields[-1].append(_Piece(word.value, True, True))
+                fields[-1].append(Piece(word.value, True, True))
         return True
-
-
-def _merged(pieces: Sequence[_Piece]) -> list[_Piece]:
-    """The same pieces, with neighbours of one kind put together."""
-    found: list[_Piece] = []
-    for piece in pieces:
-        if found and piece.literal and found[-1].literal and found[-1].quoted == piece.quoted:
-            found[-1] = _Piece(found[-1].text + piece.text, True, piece.quoted)
-        else:
-            found.append(piece)
-    return found
-
-
-def _value(pieces: Sequence[_Piece]) -> str | None:
-    if all(piece.literal for piece in pieces):
-        return "".join(piece.text for piece in pieces)
-    if pieces and pieces[0].text == "~" and all(piece.literal for piece in pieces[1:]):
-        return "".join(piece.text for piece in pieces)  # whoever uses it knows a home folder
-    return None
-
-
-def _render(pieces: Sequence[_Piece]) -> str:
-    """A word for bash, quoted where it has to be."""
-    if all(piece.literal for piece in pieces):
-        return shlex.quote("".join(piece.text for piece in pieces))
-    found: list[str] = []
-    inside = False
-    for piece in pieces:
-        text = piece.text
-        if piece.literal:
-            text = re.sub(r'([\\"$`])', r"\\\1", text)
-        wants = piece.quoted or (piece.literal and shlex.quote(piece.text) != piece.text)
-        if wants != inside:
-            found.append('"')
-            inside = wants
-        found.append(text)
-    return "".join(found) + ('"' if inside else "")
-
-
-def _ansi(raw: str, at: int) -> tuple[int, str]:
-    found = []
-    while at < len(raw) and raw[at] != "'":
-        if raw[at] == "\\":
-            following = raw[at + 1 : at + 2]
-            found.append(_ESCAPES.get(following, "\\" + following))
-            at += 2
-        else:
-            found.append(raw[at])
-            at += 1
-    return at + 1, "".join(found)
-
-
-def _closing(raw: str, at: int, opens: str, closes: str) -> int:
-    """Where a bracket ends whose inside begins at `at`."""
-    level = 1
-    quote = ""
-    while at < len(raw):
-        char = raw[at]
-        if char == "\\":
-            at += 2
-            continue
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "'\"" and opens == "(":
-            quote = char
-        elif char == opens:
-            level += 1
-        elif char == closes:
-            level -= 1
-            if not level:
-                return at + 1
-        at += 1
-    return len(raw)
 
 
 def assignment(raw: str) -> tuple[str, str, bool] | None:
@@ -414,64 +306,3 @@ def assignment(raw: str) -> tuple[str, str, bool] | None:
 def names_in(text: str) -> list[str]:
     """The variables that a text reads, each once."""
     return list(dict.fromkeys(_NAMED.findall(text)))
-
-
-# -- arithmetic ---------------------------------------------------------------------------
-
-_TOKEN: Final = re.compile(r"\s*(\d{1,15}|\$?\{?[A-Za-z_]\w*\}?|[-+*/%()])", re.ASCII)
-
-
-def arithmetic(text: str, lookup: Callable[[str], str | None]) -> int | None:
-    """``2 * GPUS + 1`` with whole numbers; None for what is not known or not understood."""
-    tokens: list[str] = []
-    at = 0
-    while text[at:].strip():
-        match = _TOKEN.match(text, at)
-        if match is None or len(tokens) > 100:
-            return None
-        tokens.append(match[1])
-        at = match.end()
-    try:
-        value, rest = _sum(tokens, 0, lookup)
-    except (ValueError, IndexError, ZeroDivisionError, RecursionError):
-        return None
-    return value if rest == len(tokens) and abs(value) < 1 << 60 else None
-
-
-def _sum(tokens: list[str], at: int, lookup: Callable[[str], str | None]) -> tuple[int, int]:
-    value, at = _product(tokens, at, lookup)
-    while at < len(tokens) and tokens[at] in "+-":
-        other, end = _product(tokens, at + 1, lookup)
-        value = value + other if tokens[at] == "+" else value - other
-        at = end
-    return value, at
-
-
-def _product(tokens: list[str], at: int, lookup: Callable[[str], str | None]) -> tuple[int, int]:
-    value, at = _atom(tokens, at, lookup)
-    while at < len(tokens) and tokens[at] in "*/%":
-        other, end = _atom(tokens, at + 1, lookup)
-        operator = tokens[at]
-        value = value * other if operator == "*" else value // other if operator == "/" else value % other
-        if abs(value) > 1 << 60:
-            raise ValueError
-        at = end
-    return value, at
-
-
-def _atom(tokens: list[str], at: int, lookup: Callable[[str], str | None]) -> tuple[int, int]:
-    token = tokens[at]
-    if token == "(":
-        value, at = _sum(tokens, at + 1, lookup)
-        if tokens[at] != ")":
-            raise ValueError
-        return value, at + 1
-    if token == "-":
-        value, at = _atom(tokens, at + 1, lookup)
-        return -value, at
-    if token.isdecimal():
-        return int(token), at + 1
-    found = lookup(token.strip("${}"))
-    if found is None or not re.fullmatch(r"-?\d{1,15}", found):
-        raise ValueError
-    return int(found), at + 1

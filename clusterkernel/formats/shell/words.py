@@ -35,7 +35,7 @@ class Kind(enum.Enum):
     BLOCK = "block"
 
 
-class Statement(msgspec.Struct, frozen=True, kw_only=True):
+class Statement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One command, or one compound of commands.
 
     Attributes
@@ -116,17 +116,23 @@ class _Parser:
 
     def _statement(self, kind: Kind, parts: list[Token], before: str, operator: str) -> Statement:
         lexer = self._lexer
-        redirects = tuple(part.text for part in parts if part.sort is Sort.REDIRECT)
-        # A here-document follows the line that it begins on, whatever else stands there.
-        split = [part.text.partition("\n") if is_document(part) else (part.text, "", "") for part in parts]
-        if kind is Kind.SIMPLE:
-            text = "\n".join([" ".join(head for head, _, _ in split), *(body for _, line, body in split if line)])
+        redirects = tuple([part.text for part in parts if part.sort is Sort.REDIRECT])
+        simple = kind is Kind.SIMPLE
+        words = tuple([part.text for part in parts if part.sort is Sort.WORD]) if simple else ()
+        if not redirects:
+            text = " ".join(words) if simple else lexer.text[parts[0].start : parts[-1].end]
         else:
-            text = lexer.text[parts[0].start : parts[-1].end]
-            text += "".join("\n" + body for _, line, body in split if line and body not in text)
+            # A here-document follows the line that it begins on, whatever else stands there.
+            split = [part.text.partition("\n") if is_document(part) else (part.text, "", "") for part in parts]
+            bodies = [body for _, line, body in split if line]
+            if simple:
+                text = "\n".join([" ".join([head for head, _, _ in split]), *bodies])
+            else:
+                text = lexer.text[parts[0].start : parts[-1].end]
+                text += "".join(["\n" + body for body in bodies if body not in text])
         return Statement(
             kind=kind,
-            words=tuple(part.text for part in parts if part.sort is Sort.WORD) if kind is Kind.SIMPLE else (),
+            words=words,
             redirects=redirects,
             text=text,
             line=lexer.line(parts[0].start),
