@@ -196,11 +196,14 @@ def find_attachable(attach_key: str, root: JobRoot | None = None) -> Job | array
     with contextlib.closing(Ledger(root.path)) as ledger:
         index.sync(root, ledger)
         same = ledger.same(attach_key)
-    if not same:
+    for job_id in same:
+        try:
+            found = lookup.job(job_id, root=root)
+        except (ClusterKernelError, OSError):
+            continue  # damaged: it must not keep the cell from running
+        if not found.state.terminal or (found.state is JobState.SUCCEEDED and not found.folder.delivered()):
+            return found
         return None
-    found = lookup.job(same[0], root=root)
-    if not found.state.terminal or (found.state is JobState.SUCCEEDED and not found.folder.delivered()):
-        return found
     return None
 
 

@@ -16,7 +16,7 @@ from clusterkernel.errors import BackendUnavailable, ClusterKernelError, LimitRe
 from clusterkernel.files import make_private, write_atomic
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
-from clusterkernel.records import identity
+from clusterkernel.records import Submission, identity
 
 __all__ = ["Submitter"]
 
@@ -179,9 +179,11 @@ class _Lane:
                     return False
             submission = folder.submission()
             if submission is None or rescue.unsent(folder.record, submission):
+                if folder.refused():
+                    return False  # this process was stopped for so long that another gave the job up
                 folder.prepare()
                 folder.verify()
-                submission = folder.add_submission(backend.submit(folder))
+                submission = _keep(folder, backend.submit(folder))
         except LimitReached as error:
             watcher.note(folder, f"{error} It is sent by itself then.")
             item.due = time.monotonic() + _LIMIT_PAUSE
@@ -201,6 +203,14 @@ class _Lane:
             item.due = time.monotonic() + _LIMIT_PAUSE
             return True
         return False
+
+
+def _keep(folder: JobFolder, answer: Submission) -> Submission:
+    """Write down that the platform took the job. Where that cannot be done the job is looked for again, by its key."""
+    try:
+        return folder.add_submission(answer)
+    except OSError as error:
+        raise BackendUnavailable(f"The platform's answer cannot be written: {error.strerror or error}.") from error
 
 
 def _refuse(folder: JobFolder, why: str) -> bool:

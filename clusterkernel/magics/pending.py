@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterkernel.errors import PendingError
+from clusterkernel.language import say
 from clusterkernel.states import JobState
 
 if TYPE_CHECKING:
@@ -58,8 +59,10 @@ class Pending:
 
     def __repr__(self) -> str:
         job = self._clusterkernel_job
-        verb = "did not deliver it" if job.state.terminal else "has yet to deliver it"
-        return f"<{self._clusterkernel_name}: job {job.id} ({job.state}) {verb}>"
+        places = {"name": self._clusterkernel_name, "id": job.id, "state": job.state}
+        if job.state.terminal:
+            return say("<{name}: job {id} ({state}) did not deliver it>", **places)
+        return say("<{name}: job {id} ({state}) has yet to deliver it>", **places)
 
     def __getattr__(self, name: str) -> Any:
         # Tools look for such names on whatever they meet, and expect no more than that there is none.
@@ -100,7 +103,8 @@ def still_pending(value: Pending) -> PendingError:
     name, job = value._clusterkernel_name, value._clusterkernel_job
     if not job.state.terminal:
         return PendingError(
-            f"{name} is not there yet: job {job.id} is {job.state}.", hint=f"%cluster_wait {job.id} waits for it."
+            say("{name} is not there yet: job {id} is {state}.", name=name, id=job.id, state=job.state),
+            hint=say("%cluster_wait {id} waits for it.", id=job.id),
         )
     view = job.summary()
     output = view.outputs.get(name)
@@ -108,18 +112,30 @@ def still_pending(value: Pending) -> PendingError:
         why = view.error or view.reason
         left = output is not None and not output.error
         return PendingError(
-            f"{name} did not come: job {job.id} is {view.state}{': ' * bool(why)}{why.rstrip('.')}.",
-            hint=f"%cluster_bind {job.id} {name} binds what it was by then." if left else f"%cluster_logs {job.id}",
+            say(
+                "{name} did not come: job {id} is {state}.",
+                name=name,
+                id=job.id,
+                state=": ".join(filter(None, [str(view.state), why.rstrip(".")])),
+            ),
+            hint=say("%cluster_bind {id} {name} binds what it was by then.", id=job.id, name=name)
+            if left
+            else f"%cluster_logs {job.id}",
         )
     if output is not None and output.error:
         from clusterkernel.loading import MEND  # only where something is wrong: loading must be quick
 
-        return PendingError(f"{name} could not be saved by job {job.id}: {output.error}.", hint=MEND)
+        text = say("{name} could not be saved by job {id}: {why}.", name=name, id=job.id, why=output.error)
+        return PendingError(text, hint=say(MEND))
     if output is not None:
         return PendingError(
-            f"{name} was saved by job {job.id} and is not bound.", hint=f"%cluster_bind {job.id} {name} binds it."
+            say("{name} was saved by job {id} and is not bound.", name=name, id=job.id),
+            hint=say("%cluster_bind {id} {name} binds it.", id=job.id, name=name),
         )
-    return PendingError(f"{name} did not come: job {job.id} never set it.", hint="Take it out of -o, or set it.")
+    return PendingError(
+        say("{name} did not come: job {id} never set it.", name=name, id=job.id),
+        hint=say("Take it out of -o, or set it."),
+    )
 
 
 def pending_names(namespace: Mapping[str, Any]) -> dict[str, Pending]:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from clusterkernel.language import plural, say
+
 if TYPE_CHECKING:
     from clusterkernel.jobs import Job
 
@@ -28,13 +30,17 @@ def stopped(jobs: Sequence[Job]) -> WaitStopped:
     """What to raise where a wait for `jobs` was interrupted."""
     live = [job.id for job in jobs if not job.done()]
     if not live:
-        return WaitStopped("Stopped.")
+        return WaitStopped(say("Stopped."))
     ids = " ".join(live[:8])
-    more = f" and {len(live) - 8} more" if len(live) > 8 else ""
-    one = len(live) == 1
+    named = say("{ids} and {count} more", ids=ids, count=len(live) - 8) if len(live) > 8 else ids
     return WaitStopped(
-        f"Stopped waiting. Job{'' if one else 's'} {ids}{more} go{'es' if one else ''} on; "
-        f"%cluster_cancel {ids} ends {'it' if one else 'them'}."
+        plural(
+            "Stopped waiting. Job {named} goes on; %cluster_cancel {ids} ends it.",
+            "Stopped waiting. Jobs {named} go on; %cluster_cancel {ids} ends them.",
+            len(live),
+            named=named,
+            ids=ids,
+        )
     )
 
 

@@ -174,7 +174,11 @@ class Pickler(cloudpickle.Pickler):
                 return pickling.find_class, key
         _KEYS.setdefault(cls, None)
         args, (members, rest) = reduced[1], reduced[2]
-        if "__slots__" in members and _makes_slots(cls):
+        if not _makes_slots(cls):
+            if any(isinstance(value, types.MemberDescriptorType) for value in vars(cls).values()):
+                where = "put the class into a file beside the notebook"
+                raise pickle.PicklingError("%s makes its slots in a way of its own: %s" % (type(cls).__name__, where))
+        elif "__slots__" in members:
             # cloudpickle makes the class without them, and its instances would have a dictionary.
             slots = _slots(cls)
             args = args[:3] + (dict(args[3], __slots__=slots),) + args[4:]

@@ -161,9 +161,9 @@ def _fresh_main(main_file):
 def load(context):
     """The program that the payload holds."""
     folder = os.path.join(context.job_dir, "payload")
-    pickles = [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(".pkl")]
+    files = [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
     root = os.path.dirname(context.job_dir)
-    why = private.first_trouble([root, context.job_dir, folder, os.path.join(folder, "modules")] + pickles)
+    why = private.first_trouble([root, context.job_dir, folder] + files)
     if why:
         raise LaunchFailed("%s, so nothing in it is loaded." % why)
     told, here = context.payload.get("python"), "%d.%d" % sys.version_info[:2]

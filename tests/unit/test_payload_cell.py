@@ -387,3 +387,9 @@ def test_a_proxy_of_nothing_is_refused_in_one_line(notebook: Notebook, tmp_path:
         "class Proxy:\n    @property\n    def __class__(self):\n        raise RuntimeError('unbound')\np = Proxy()"
     )
     assert "variable p cannot be sent: p: " in refusal(notebook, "print(p)", tmp_path)
+
+
+def test_a_class_that_cannot_be_made_anew_is_refused_before_it_is_sent(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run("import msgspec\nclass Row(msgspec.Struct):\n    a: int\nrow = Row(1)")
+    said = refusal(notebook, "print(row)", tmp_path)
+    assert "StructMeta makes its slots in a way of its own: put the class into a file beside the notebook" in said

@@ -257,3 +257,23 @@ def test_slurm_gets_whole_numbers() -> None:
     assert units.slurm_memory(2 << 20) == "2T"
     assert units.slurm_time(90) == "0-00:01:30"
     assert units.slurm_time(100 * 3600) == "4-04:00:00"
+
+
+# -- whole numbers -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("given", "number"), [("0", 0), (" 12 ", 12), (7, 7), ("+3", 3), (True, None), ("²", None)])
+def test_a_count_is_a_whole_number_in_plain_digits(given: object, number: int | None) -> None:
+    if number is None:
+        with pytest.raises(UnitError, match=r"--rank = .* is not a whole number"):
+            units.parse_count(given, field="--rank")
+    else:
+        assert units.parse_count(given, field="--rank") == number
+
+
+@pytest.mark.parametrize("given", ["-1", 0, 10**5000, "9" * 19, "٣", 1.0, None], ids=lambda given: type(given).__name__)
+def test_other_counts_are_refused_in_one_line(given: object) -> None:
+    with pytest.raises(UnitError) as caught:
+        units.parse_count(given, field="chunksize", least=1)
+    assert str(caught.value).endswith("Write 1 or more.")
+    assert len(str(caught.value)) < 150

@@ -83,7 +83,15 @@ def test_a_damaged_job_is_listed_and_hides_no_other(platform: Platform, damage: 
     with pytest.raises(UnreadableJobError):
         lookup.job("2")
     assert lookup.job("local:p3").id == "3"
-    assert submission.find_attachable("no such key") is None
+
+
+def test_a_cell_whose_newest_job_is_damaged_attaches_to_the_one_before(platform: Platform) -> None:
+    folders = [sent(), sent()]
+    assert len(submission.summaries()) == 2
+    (folders[1].path / "job.json").write_bytes(b"{")
+    found = submission.find_attachable("")  # the key of both
+    assert found is not None
+    assert found.id == folders[0].id
 
 
 def test_a_damaged_job_is_taken_in_again_once_it_is_mended(platform: Platform) -> None:
@@ -292,6 +300,37 @@ def test_a_refusal_that_cannot_be_written_is_written_later(
     sender.submit(folder)
     assert of_folder(folder).wait(making.CEILING) is JobState.LAUNCH_FAILED
     assert folder.refused() == "Still no."
+
+
+def test_an_answer_that_cannot_be_written_is_found_again(
+    platform: Platform, sender: Submitter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = [OSError(28, "No space left on device")]
+    add = JobFolder.add_submission
+
+    def once(self: JobFolder, more: Submission, *, first: bool = False) -> Submission:
+        if full:
+            raise full.pop()
+        return add(self, more, first=first)
+
+    monkeypatch.setattr(JobFolder, "add_submission", once)
+    monkeypatch.setattr(submitter, "_PAUSE", 0.05)
+    folder = make()
+    platform.found.append(Submission(platform_ids=((f"p{folder.id}", 0, 1),)))
+    sender.submit(folder)
+    until(folder.submission)
+    assert platform.calls == [f"submit {folder.id}", f"find {folder.id}"]
+    assert folder.refused() == ""
+
+
+def test_a_job_that_another_kernel_gave_up_is_not_sent(platform: Platform, sender: Submitter) -> None:
+    given_up, other = make(), make()
+    rescue.rescue(given_up, platform)
+    platform.calls.clear()
+    for folder in (given_up, other):
+        sender.submit(folder)
+    until(other.submission)
+    assert platform.calls == [f"submit {other.id}"]
 
 
 def test_a_refused_job_has_an_end(platform: Platform, sender: Submitter) -> None:
