@@ -26,8 +26,8 @@ ROWS: dict[str, Callable[[Path], Row | deaths.Table]] = {
     "convert": convert.one,
     "convert-many": convert.many,
 }
-# Those that need no cluster.
-ALONE = {"load", "convert", "convert-many"}
+# Those that need no cluster, or have their own.
+ALONE = {"load", "deaths", "convert", "convert-many"}
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -58,11 +59,15 @@ def _show(seconds: float | None) -> str:
     return f"over {CEILING:g} s" if seconds is None else f"{seconds:.1f} s"
 
 
-def deaths(folder: Path) -> Table:
+def deaths(_: Path) -> Table:
     """All deaths at once, on two clusters side by side."""
-    clusters = {
-        kind: SlurmCluster(folder.parent / f"deaths-{kind}", Options(accounting=kind == "on")) for kind in _ACCOUNTING
-    }
+    with tempfile.TemporaryDirectory(prefix="ck-deaths-") as name:
+        return _deaths(
+            {kind: SlurmCluster(Path(name) / kind, Options(accounting=kind == "on")) for kind in _ACCOUNTING}
+        )
+
+
+def _deaths(clusters: dict[str, SlurmCluster]) -> Table:
     try:
         for cluster in clusters.values():
             cluster.up()
@@ -95,7 +100,9 @@ def _peer(cluster: SlurmCluster) -> tuple[subprocess.Popen[bytes], Path]:
     out = folder / "seen.jsonl"
     argv = [sys.executable, "-m", __name__, str(folder), str(out)]
     root = Path(__file__).resolve().parents[2]
-    return subprocess.Popen(argv, env={**os.environ, **cluster.env}, cwd=root), out
+    with open(folder / "log", "wb") as log:
+        environ = {**os.environ, **cluster.env}
+        return subprocess.Popen(argv, env=environ, cwd=root, stdout=log, stderr=log), out
 
 
 # -- the kernel of submitit's jobs ---------------------------------------------------
