@@ -61,7 +61,7 @@ def outcome_of(job_id: str) -> bool:
 def platform_jobs(platform: Platform, cluster: Any) -> int:
     """How many jobs the platform got."""
     if platform.backend == "local":
-        return len([path for path in JobRoot().path.glob("*/claims/*") if "." not in path.name])
+        return len([path for path in JobRoot().path.glob("*/claims/*") if path.name.isdigit()])
     keys = [folder.record.key for folder in JobRoot().folders()]
     said = cluster.run("squeue", "-h", "-t", "all", "-o", "%F %k").splitlines()
     return len({line.split()[0] for line in said if any(key in line for key in keys)})

@@ -48,7 +48,9 @@ def _stack():
 def _interrupt():
     while True:
         stack = list(_stack())
-        ours = any("clusterkernel/" in name and name.endswith(("jobs.py", "arrays.py")) for name, _ in stack)
+        # A thread that is being started is waited for too, for a moment: that is no wait of ours.
+        waits = [name for name, what in stack if what in ("_await_end", "wait")]
+        ours = any("clusterkernel/" in name and name.endswith(("jobs.py", "arrays.py")) for name in waits)
         if stack[0][1] in ("wait", "select") and (ours or stack[0][1] == "select"):
             break
         time.sleep(0.01)

@@ -83,6 +83,7 @@ def job(tmp_path: Path) -> Callable[..., JobFolder]:
             )
 
         folder = root.create(record, lambda path: None)
+        folder.prepare()  # as its sender does
         folder.write_submission(Submission(platform_ids=ids or (("81", 0, tasks or 1),)))
         return folder
 
