@@ -315,7 +315,7 @@ def a_controller_is_away_at_submission(place: Place) -> None:
     began = time.monotonic()
     kernel.do("jobs = [ex.submit(wait, 'go', i) for i in range(3)]; gone = ex.submit(wait, 'never')")
     kernel.do("array = ex.map_jobs(abs, [-1, -2])")
-    assert time.monotonic() - began < 5, "no client of Slurm's is waited for"
+    assert time.monotonic() - began < 15, "no client of Slurm's is waited for"
     assert kernel.do("here.submit(abs, -7).result(30)") == 7, "other platforms go on"
     assert kernel.do("gone.cancel()") is True
     assert kernel.do("str(gone.wait(30))") == "CANCELLED", "what was never sent needs no controller to end"

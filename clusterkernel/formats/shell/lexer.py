@@ -84,8 +84,13 @@ class Lexer:
                 continue
             if char not in _SPECIAL:
                 start = at
-                at = self.word(at)
-                token = Token(Sort.WORD, _joined(text[start:at]), start, at)
+                plain = _PLAIN.match(text, at)
+                if plain and (plain.end() == size or text[plain.end()] in " \t\n"):
+                    at = plain.end()
+                    token = Token(Sort.WORD, plain[0], start, at)
+                else:
+                    at = self.word(at)
+                    token = Token(Sort.WORD, _joined(text[start:at]), start, at)
                 opens = token.text in GOES_ON
                 if waiting:
                     held.append(token)

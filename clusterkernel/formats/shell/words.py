@@ -151,17 +151,21 @@ class _Parser:
             return Kind.BLOCK
         if token.text == "[[":
             self._test()
-        while self._at < len(tokens) and tokens[self._at].sort is not Sort.OPERATOR:
-            self._at += 1
-        if self._at < len(tokens) and tokens[self._at].text in ("(", ")"):
-            place = tokens[self._at]
+        at, size = self._at, len(tokens)
+        while at < size and tokens[at].sort is not Sort.OPERATOR:
+            at += 1
+        self._at = at
+        if at < size and tokens[at].text in ("(", ")"):
+            place = tokens[at]
             raise self._lexer.error(place.start, f"{place.text!r} has no place there.", "Mend that line.")
         return Kind.SIMPLE
 
     def _defines(self, at: int) -> bool:
         """Whether a function is defined here."""
-        texts = [token.text for token in self._tokens[at + 1 : at + 3]]
-        return self._tokens[at].text == "function" or texts == ["(", ")"]
+        tokens = self._tokens
+        if tokens[at].text == "function":
+            return True
+        return at + 2 < len(tokens) and tokens[at + 1].text == "(" and tokens[at + 2].text == ")"
 
     def _test(self) -> None:
         opened = self._tokens[self._at]
