@@ -381,6 +381,12 @@ def test_ranks_of_the_launcher() -> None:
     assert parsed.spec.resources.cpus_per_task == 24
 
 
+@pytest.mark.parametrize("key", ["8080", "on", "~", "", "1.5", "2026-01-01"])
+def test_every_key_is_text(key: str) -> None:
+    [tree] = load(f"spec:\n  {key or '&none '}: x\n", "a.yaml")
+    assert [(name, part.value, part.line) for name, part in tree.at("spec").pairs()] == [(key, "x", 2)]
+
+
 def test_values_are_put_in() -> None:
     parsed = read(change(JOB, "ghcr.io/me/train:1.2", "ghcr.io/me/train:${TAG}"), values={"TAG": "9"})
     assert parsed.spec.environment.image == "ghcr.io/me/train:9"

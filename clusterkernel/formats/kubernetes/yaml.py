@@ -21,6 +21,8 @@ __all__ = ["Tree", "dump", "load"]
 _NODES: Final = 20_000
 _DEPTH: Final = 60
 _SIZE: Final = 4 << 20
+_TEXT: Final = "tag:yaml.org,2002:str"
+_MERGE: Final = "tag:yaml.org,2002:merge"
 # Kubernetes reads YAML with another library than ours, to which 1e3 is a number and y is true.
 _PLAIN: Final = re.compile(r"[A-Za-z/](?:[\w./-]*[\w/])?|[A-Za-z][\w./-]*/[\w./:-]*\w", re.ASCII)
 _WORDS: Final = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
@@ -41,7 +43,7 @@ def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
         style = None
     else:
         style = '"'
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+    return dumper.represent_scalar(_TEXT, text, style=style)
 
 
 _Dumper.add_representer(str, _text)
@@ -190,6 +192,8 @@ def _note(node: yaml.Node, path: str, lines: dict[str, int], where: str) -> None
     lines.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+                key.tag = _TEXT  # as in JSON, which the server is sent, every key is text
             name = str(key.value)
             below = join(path, name)
             if below in lines:
