@@ -15,10 +15,10 @@ SERVICE    := (slurm or browser$(if $(shell command -v cc),, or compiler))
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help run lab test test-fast test-full lint bench clean
+.PHONY: help run lab test test-fast test-full test-modal lint bench clean
 
 help: ## List these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 run: $(VENV)/.run ## Install the product and run notebooks/quickstart.ipynb on this machine (about a minute)
 	@$(PY) notebooks/run.py notebooks/quickstart.ipynb $(ARGS)
@@ -27,13 +27,16 @@ lab: $(VENV)/.lab ## Open the quickstart in JupyterLab
 	@$(PY) -m jupyterlab $$([ "$$(id -u)" != 0 ] || echo --allow-root) notebooks/quickstart.ipynb $(ARGS)
 
 test: $(VENV)/.test lint ## Lint, types, layers, all tests but the long matrices; starts a real Slurm (root or sudo)
-	@$(call tests,not full and not torch)
+	@$(call tests,not full and not torch and not account)
 
 test-fast: $(VENV)/.test ## The tests that need no service
-	@$(PYTEST) -m "$(NO_SERVICE) and not full and not torch" $(ARGS)
+	@$(PYTEST) -m "$(NO_SERVICE) and not full and not torch and not account" $(ARGS)
 
 test-full: $(VENV)/.torch lint ## All tests, the long matrices too (hours)
-	@$(call tests,True)
+	@$(call tests,not account)
+
+test-modal: $(VENV)/.test ## A few runs on the real Modal, with your account (MODAL_TOKEN_ID and MODAL_TOKEN_SECRET; some cents)
+	@$(PYTEST) -m account tests/backends/test_modal_account.py $(ARGS)
 
 lint: $(VENV)/.test ## Style, types and layers
 	@rc=0; $(PY) -m ruff check . || rc=1; $(PY) -m ruff format --check . || rc=1; \

@@ -42,6 +42,14 @@ _ORDER = (
     JobState.SUCCEEDED,
 )
 
+_ENDED = {
+    JobState.FAILED: "failed",
+    JobState.DIED: "died",
+    JobState.OUT_OF_MEMORY: "ran out of memory",
+    JobState.TIMED_OUT: "timed out",
+    JobState.CANCELLED: "were cancelled",
+}
+
 
 class JobArray(Sequence[Job]):
     """The tasks of an array, each a `Job`.
@@ -230,6 +238,16 @@ class JobArray(Sequence[Job]):
             ax.legend()
         return ax
 
+    def _reason(self) -> str:
+        """Why it waits; of those that did not end well how many there are, and the first one's reason."""
+        bad = [job for job in self._jobs if job.state.terminal and job.state is not JobState.SUCCEEDED]
+        bad = [job for job in bad if job.state is not JobState.CANCELLED] or bad
+        if not bad:
+            return next((job.reason for job in self._jobs if job.reason), "") if not self.done() else ""
+        states = {job.state for job in bad}
+        what = _ENDED.get(bad[0].state, "did not succeed") if len(states) == 1 else "did not succeed"
+        return f"{len(bad)} of {len(self)} {what}: {bad[0].id}: {bad[0].reason or bad[0].state.value}"
+
     def summary(self) -> JobView:
         """All that a card shows of it."""
         counts = self.counts()
@@ -237,14 +255,13 @@ class JobArray(Sequence[Job]):
         first = self._jobs[0].summary(tail=0)
         starts = [job._truth.started for job in self._jobs if job._truth.started]
         ends = [job._truth.ended for job in self._jobs if job._truth.ended]
-        reasons = [job.reason for job in self._jobs if job.reason]
         return msgspec.structs.replace(
             first,
             id=self.id,
             state=self.state,
             platform_id=self.platform_id or "",
             counts=spec.describe(self.record.spec),
-            reason=reasons[0] if reasons and not self.done() else "",
+            reason=self._reason(),
             node="",
             started=min(starts, default=None),
             ended=max(ends, default=None) if self.done() else None,

@@ -11,6 +11,7 @@
     ├── JobRootError (OSError)               the folder of the jobs cannot be used
     ├── UnknownJobError (LookupError)        no job has this id
     │   └── UnreadableJobError               its description is damaged, or of a newer version
+    ├── UnknownOutputError (KeyError)        a job saved no such name
     ├── PendingError (NameError)             a name that a job has yet to deliver was used
     ├── BackendError                         the platform said no
     │   ├── BackendUnavailable               it is not here, or does not answer
@@ -57,6 +58,7 @@ __all__ = [
     "SubmissionError",
     "UnitError",
     "UnknownJobError",
+    "UnknownOutputError",
     "UnreadableJobError",
     "nearest",
 ]
@@ -160,6 +162,12 @@ class UnreadableJobError(UnknownJobError):
     """There is such a job, but what describes it is damaged, or was written by a newer version."""
 
     code = "unreadable-job"
+
+
+class UnknownOutputError(ClusterKernelError, KeyError):
+    """The job saved no name like this."""
+
+    code = "unknown-output"
 
 
 class PendingError(ClusterKernelError, NameError):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from clusterkernel import arrays, fields, paths, profiles, secretstore, submission, units
 from clusterkernel.backends import registry
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from clusterkernel.payload import Artefact
 
 __all__ = ["Executor", "plan"]
+
+# An iterable that does not end must not take the kernel's memory.
+_MOST_ITEMS: Final = 1_000_000
+# Each has files of its own.
+_MOST_TASKS: Final = 100_000
 
 
 class Executor(concurrent.futures.Executor):
@@ -104,15 +110,20 @@ class Executor(concurrent.futures.Executor):
 
         self._check_open()
         try:
-            todo = list(items)
+            todo = _gone_through(items)
         except TypeError:
             raise PayloadError(f"items = {shown(items)} cannot be gone through.", hint="Give a list.") from None
         if not todo:
             raise ClusterKernelError("map_jobs got no items.", hint="Give it at least one.")
         _check_arguments(fn, (todo[0],), {})
         chunksize = units.parse_count(chunksize, field="chunksize", least=1)
+        if (tasks := -(-len(todo) // chunksize)) > _MOST_TASKS:
+            raise PayloadError(
+                f"map_jobs would make {tasks:,} tasks, more than {_MOST_TASKS:,}.",
+                hint=f"Write chunksize={-(-len(todo) // 1000)}: each task then does so many items.",
+            )
         artefact = function.build_map(fn, todo, chunksize=chunksize, modules_root=paths.working_folder())
-        made = submission.submit(self.spec, _taking(artefact, self.spec), tasks=-(-len(todo) // chunksize))
+        made = submission.submit(self.spec, _taking(artefact, self.spec), tasks=tasks)
         assert isinstance(made, arrays.JobArray)
         self._submitted += made
         return made
@@ -124,7 +135,7 @@ class Executor(concurrent.futures.Executor):
         for one in iterables:
             if not isinstance(one, Iterable):
                 raise PayloadError(f"{shown(one)} cannot be gone through.", hint="Give lists.")
-        items = list(zip(*iterables, strict=False))
+        items = _gone_through(zip(*iterables, strict=False))
         if not items:
             return iter(())
         made = self.map_jobs(_star(fn), items, chunksize=chunksize)
@@ -156,9 +167,10 @@ class Executor(concurrent.futures.Executor):
         if not isinstance(config, str | os.PathLike):
             raise PayloadError(f"config = {shown(config)} is no path.", hint="Give the path of a YAML file.")
         wanted = axolotl.with_launcher(self.spec)
-        return self._send(
-            axolotl.build(Path(os.fsdecode(config)), overrides=overrides or {}, launcher=wanted.launcher), wanted
-        )
+        made = axolotl.build(Path(os.fsdecode(config)), overrides=overrides or {}, launcher=wanted.launcher)
+        if not registry.get(wanted.backend).capabilities.shared_files:
+            wanted = axolotl.with_side_files(wanted, made.source)
+        return self._send(made, wanted)
 
     def plan(self) -> Plan:
         """What would be sent."""
@@ -186,6 +198,13 @@ class Executor(concurrent.futures.Executor):
         self._submitted.clear()
 
 
+def _gone_through(items: Iterable[Any]) -> list[Any]:
+    found = list(itertools.islice(items, _MOST_ITEMS + 1))
+    if len(found) > _MOST_ITEMS:
+        raise PayloadError(f"There are more than {_MOST_ITEMS:,} items.", hint="Does what gives them end?")
+    return found
+
+
 def _taking(artefact: Artefact, wanted: JobSpec) -> Artefact:
     """The payload with the files that go along."""
     if not wanted.environment.files:
@@ -195,12 +214,18 @@ def _taking(artefact: Artefact, wanted: JobSpec) -> Artefact:
     return taken.with_files(artefact, wanted.environment)
 
 
-def plan(wanted: JobSpec) -> Plan:
-    """What a backend would send for a spec, without sending it."""
+def plan(wanted: JobSpec, artefact: Artefact | None = None) -> Plan:
+    """What a backend would send for a spec, without sending it; `artefact`: what it would run, where that is known."""
     if not isinstance(wanted, JobSpec):
         raise SpecError(f"{shown(wanted)} is no JobSpec.", hint="Write ck.plan(executor.spec), or executor.plan().")
     complete = submission.complete(wanted, sending=False)
-    return registry.get(complete.backend).plan(complete)
+    backend = registry.get(complete.backend)
+    # On some platforms what is sent hangs on what is run.
+    of_artefact = getattr(backend, "plan_of", None)
+    if artefact is not None and of_artefact is not None:
+        made: Plan = of_artefact(complete, artefact.kind, artefact.title, artefact.body.get("steps", ()))
+        return made
+    return backend.plan(complete)
 
 
 def _check_arguments(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

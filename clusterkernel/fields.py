@@ -56,8 +56,10 @@ def _table(cls: type[msgspec.Struct], group: str = "") -> Iterable[Field]:
 
 
 FIELDS: Final[Mapping[str, Field]] = MappingProxyType({field.name: field for field in _table(JobSpec)})
-# Read by `build` beside the fields: the job's total of GPUs, and options that go to sbatch as they are.
-PSEUDO: Final = ("gpus", "sbatch")
+# Options that go to a platform as they are: the flag's name -> the key of `JobSpec.extra`.
+OPTIONS: Final[Mapping[str, str]] = MappingProxyType({"sbatch": "slurm", "modal": "modal"})
+# Read by `build` beside the fields: the job's total of GPUs, and those options.
+PSEUDO: Final = ("gpus", *OPTIONS)
 
 
 def build(
@@ -72,8 +74,8 @@ def build(
     ----------
     values : mapping
         Field name -> text or value; ``None`` leaves the base's. Beside the
-        fields: ``gpus`` (the job's total, as in Slurm) and ``sbatch`` (options
-        that go to sbatch as they are, one string or several).
+        fields: ``gpus`` (the job's total, as in Slurm), ``sbatch`` and ``modal``
+        (options that go to the platform as they are, one string or several).
     base : JobSpec, optional
         What is kept where `values` says nothing. ``env`` is merged into it.
     origins : mapping, optional
@@ -105,12 +107,12 @@ def build(
     spec = msgspec.structs.replace(spec, **changes)
     if values.get("gpus") is not None:
         spec = _total_gpus(spec, values, origins)
-    if values.get("sbatch"):
-        label = origins.get("sbatch", "--sbatch")
-        items = fieldtext.items(values["sbatch"], label)
-        given = [text for item in items for text in fieldtext.options(item, label)]
-        kept = spec.extra.get("slurm", ())
-        spec = msgspec.structs.replace(spec, extra={**spec.extra, "slurm": (*kept, *given)})
+    for name, key in OPTIONS.items():
+        if values.get(name):
+            label = origins.get(name, f"--{name}")
+            items = fieldtext.items(values[name], label)
+            given = [text for item in items for text in fieldtext.options(item, label)]
+            spec = msgspec.structs.replace(spec, extra={**spec.extra, key: (*spec.extra.get(key, ()), *given)})
     return _consistent(spec, origins)
 
 
@@ -170,8 +172,9 @@ def flatten(spec: JobSpec) -> dict[str, str]:
         value = get(spec, name)
         if value != field.default:
             flat[name] = fieldtext.write(field, value) if value is not None else ""
-    if options := spec.extra.get("slurm"):
-        flat["sbatch"] = shlex.join(options)
+    for name, key in OPTIONS.items():
+        if options := spec.extra.get(key):
+            flat[name] = shlex.join(options)
     return flat
 
 
@@ -182,8 +185,9 @@ def values(spec: JobSpec) -> dict[str, object]:
         for name, field in FIELDS.items()
         if (value := get(spec, name)) != field.default
     }
-    if options := spec.extra.get("slurm"):
-        found["sbatch"] = [shlex.quote(option) for option in options]
+    for name, key in OPTIONS.items():
+        if options := spec.extra.get(key):
+            found[name] = [shlex.quote(option) for option in options]
     return found
 
 
@@ -214,6 +218,6 @@ def diff(one: JobSpec, other: JobSpec) -> list[tuple[str, str, str]]:
     left, right = flatten(one), flatten(other)
     return [
         (name, left.get(name, ""), right.get(name, ""))
-        for name in [*FIELDS, "sbatch"]
+        for name in [*FIELDS, *OPTIONS]
         if left.get(name) != right.get(name)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -99,7 +100,10 @@ def parse(field: Field, value: object, label: str) -> Any:
         case "pairs":
             return _pairs(value, label)
         case "names":
-            return tuple(_text(item, label) for item in items(value, label, split=","))
+            names = tuple(_text(item, label) for item in items(value, label, split=","))
+            if field.name == "secrets":
+                _without_values(names, label)
+            return names
         case "lines":
             return tuple(_text(item, label) for item in items(value, label))
         case "volumes":
@@ -107,9 +111,22 @@ def parse(field: Field, value: object, label: str) -> Any:
     return _text(value, label)
 
 
+def _without_values(names: tuple[str, ...], label: str) -> None:
+    """Refuse ``NAME=VALUE`` among secrets, and do not repeat the value."""
+    for name, equals, _ in (item.partition("=") for item in names):
+        if equals:
+            raise SpecError(
+                f"{label} takes names only; a value does not belong into a cell, whose text is kept.",
+                field=label,
+                hint=f"Keep it with %cluster_secret set {name}, and write {label} {name}.",
+            )
+
+
 def _text(value: object, label: str, *, bare: str = "") -> str:
     if isinstance(value, int | float) and not isinstance(value, bool) and bare:
         return as_text(value)  # the unit's parser refuses it with the mend
+    if isinstance(value, os.PathLike):
+        value = os.fsdecode(value)
     if not isinstance(value, str):
         raise SpecError(f"{label} = {shown(value)} is not text.", field=label, hint="Write it in quotes.")
     if not value.strip():
@@ -173,9 +190,9 @@ def items(value: object, label: str, *, split: str | None = None) -> list[object
     SpecError
         It is neither text nor a list.
     """
-    if not isinstance(value, str | Volume | Mapping | list | tuple):
+    if not isinstance(value, str | Volume | Mapping | list | tuple | os.PathLike):
         raise SpecError(f"{label} = {shown(value)} is not text.", field=label, hint="Write it in quotes, or as a list.")
-    given: list[object] = [value] if isinstance(value, str | Volume | Mapping) else list(value)
+    given: list[object] = [value] if isinstance(value, str | Volume | Mapping | os.PathLike) else list(value)
     if split is None:
         return given
     parts: list[object] = []

@@ -225,7 +225,9 @@ def jobs_frame(rows: Iterable[Any], *, now: float | None = None) -> pd.DataFrame
     columns["started"], columns["ended"] = started, ended
     columns["runtime"] = (until - started).clip(lower=pd.Timedelta(0)).astype("timedelta64[ns]")
     columns["nodes"], columns["gpus"] = _counts(column("nodes", 1)), _counts(column("gpus", 0))
-    return pd.DataFrame({name: columns[name] for name in _JOBS})
+    frame = pd.DataFrame({name: columns[name] for name in _JOBS})
+    frame.attrs["clusterkernel"] = True  # notebooks show its texts in full
+    return frame
 
 
 _TERMINAL_NAMES: Final = frozenset(str(state) for state in TERMINAL)

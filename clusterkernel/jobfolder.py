@@ -29,6 +29,7 @@ __all__ = ["WATCHED", "WITHDRAWN", "JobFolder"]
 # Who holds the claims of a job that is not to run any more.
 WITHDRAWN: Final = "withdrawn"
 _PREPARED: Final = "prepared"
+_SEEN: Final = "seen"
 _TAKEN: Final = "cancel-taken.json"
 # Read again and again from other hosts, so that they are there from the start.
 WATCHED: Final = ("submission.json", "cancel.json", _TAKEN, "refused.txt", "delivered.json", _PREPARED)
@@ -115,6 +116,16 @@ class JobFolder:
                 f"Job {self.id} cannot be read: {path}: {why}.", hint="Delete its folder if nobody needs it."
             ) from error
 
+    def is_there(self) -> bool:
+        """Whether it holds a job: a process that still writes makes the folder of a removed one again."""
+        try:
+            os.stat(self.path / "job.json")
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # a file system that hangs up has not removed it
+            return True
+        return True
+
     @property
     def payload(self) -> Path:
         """Where the payload lies."""
@@ -154,9 +165,9 @@ class JobFolder:
         """What one process left: its output, metrics and results."""
         return self.path / "out" / str(attempt) / f"{task}.{rank}"
 
-    def launch_log(self, platform_id: str) -> Path:
-        """What was printed on the platform before the supervisor started."""
-        return self.path / "batch" / f"{platform_id}.log"
+    def launch_log(self, platform_id: str = "") -> Path:
+        """What was printed on the platform before the supervisor started; without an id, where the job was sent."""
+        return self.path / "batch" / f"{platform_id or 'launch'}.log"
 
     def submission(self) -> Submission | None:
         """The platform's answer, once there is one."""
@@ -302,6 +313,15 @@ class JobFolder:
     def write_delivered(self, names: tuple[str, ...] = ()) -> None:
         """Note that a notebook got what the job made."""
         write_atomic(self.path / "delivered.json", json.dumps({"names": names, "time": time.time()}).encode())
+
+    def seen(self) -> bool:
+        """Whether a notebook showed how the job ended."""
+        return (self.path / _SEEN).exists() or self.delivered()
+
+    def write_seen(self) -> None:
+        """Note that a notebook showed how the job ended; where that fails it is told once more."""
+        with contextlib.suppress(OSError):
+            (self.path / _SEEN).touch(mode=0o600)
 
     def verify(self, *files: Path) -> None:
         """Refuse what another user could have written to, before anything of it is run or unpickled.

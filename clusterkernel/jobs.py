@@ -186,7 +186,8 @@ class Job(concurrent.futures.Future[Any]):
         JobState
             The state then.
         """
-        self._await_end(timeout)
+        if self._await_end(timeout) and not self.record.array:
+            self.folder.write_seen()
         return self.state
 
     def _await_end(self, timeout: float | None) -> bool:
@@ -344,6 +345,8 @@ class Job(concurrent.futures.Future[Any]):
         return value, error
 
     def _load_once(self) -> tuple[Any, BaseException | None]:
+        if not self.record.array:
+            self.folder.write_seen()
         try:
             return loading.value_of(self), None
         except KeyboardInterrupt:
@@ -371,11 +374,16 @@ class Job(concurrent.futures.Future[Any]):
             raise ClusterKernelError(f"stream = {shown(stream)} is not known.", hint="Write both, stdout or stderr.")
         lines = None if lines is None else units.parse_count(lines, field="lines")
         said = logs.tail(self.out(rank, attempt), lines, stream)
-        if not said and self.state is JobState.LAUNCH_FAILED and self.platform_id:
-            said = logs.launch_tail(self.folder.launch_log(self.platform_id), lines)
-        return said
+        if rank or stream != "both" or not (self.spec.environment.setup or self.state is JobState.LAUNCH_FAILED):
+            return said
+        # What setup lines print comes before all that a process does.
+        room = None if lines is None else max(0, lines - len(said.splitlines()))
+        paths = dict.fromkeys((self.folder.launch_log(), self.folder.launch_log(self.platform_id or "")))
+        return "\n".join(filter(None, [*(logs.launch_tail(path, room) for path in paths), said]))
 
-    def follow(self, stream: str = "both", rank: int = 0, *, tail: int | None = None) -> Iterator[str]:
+    def follow(
+        self, stream: str = "both", rank: int = 0, *, tail: int | None = None, pauses: bool = False
+    ) -> Iterator[str]:
         """What it prints, as it comes, until its end.
 
         Parameters
@@ -384,6 +392,8 @@ class Job(concurrent.futures.Future[Any]):
             As for `logs`.
         tail : int, optional
             Begin about so many bytes before the end of what is there.
+        pauses : bool
+            Give an empty text several times a second while nothing comes.
         """
         reader, attempt = logs.Reader(self.out(rank), stream), self._truth.attempt
         if tail is not None and reader.out.is_dir():
@@ -398,6 +408,8 @@ class Job(concurrent.futures.Future[Any]):
             elif over:
                 return
             else:
+                if pauses:
+                    yield ""
                 self._await_end(0.2)
 
     def metrics(self) -> pd.DataFrame:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from clusterkernel import loading, logs, spec
+from clusterkernel.states import JobState
 from clusterkernel.views import JobView
 
 if TYPE_CHECKING:
@@ -21,12 +23,25 @@ __all__ = ["TAIL_LINES", "latest", "summary"]
 TAIL_LINES: Final = 20
 _METRICS_TAIL: Final = 1 << 16
 _NODES: Final = 4
+_COST: Final = re.compile(r"_runtime$|_per_second$|_time$|flos$", re.IGNORECASE)
+_TELLING: Final = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"^(train[_/])?loss$",
+        r"loss|perplexity|ppl$",
+        r"acc(uracy)?$|(^|[_/])(f1|bleu|rouge\w*|auc|wer|reward\w*|score|map|precision|recall)$",
+        r"^(learning_rate|lr)$",
+        r"^(step|epoch)$",
+    )
+)
 
 
 def summary(job: Job, tail: int) -> JobView:
     """All that a card shows of a job, with the last `tail` lines that it printed."""
     truth, outcome = job.truth, job.outcome
-    told = (outcome.error if outcome else None) or {}
+    # What a signal raised in the code says nothing beside the reason.
+    stopped = truth.state in (JobState.CANCELLED, JobState.TIMED_OUT)
+    told = (outcome.error if outcome and not stopped else None) or {}
     begun = truth.started is not None
     progress, last = latest(job) if begun else (None, {})
     error = f"{told.get('type')}: {told.get('message')}" if told else ""
@@ -54,9 +69,10 @@ def summary(job: Job, tail: int) -> JobView:
         latest=last,
         outputs=loading.output_views(job),
         bind=job.record.payload.bind,
+        changed=job.record.payload.changed,
         error=error,
         traceback=str(told.get("traceback") or ""),
-        tail=job.logs(tail, rank=truth.rank) if begun and tail else "",
+        tail=job.logs(tail, rank=truth.rank) if tail and (begun or truth.state is JobState.LAUNCH_FAILED) else "",
         log=str(out) if begun and logs.size(out) else "",
         folder=str(job.folder.path),
     )
@@ -72,7 +88,7 @@ def _nodes(truth: TaskTruth) -> str:
 
 
 def latest(job: Job) -> tuple[tuple[float, float] | None, dict[str, float]]:
-    """Progress and the last value of each metric, from the end of the first process's records."""
+    """Progress and each metric's last value, the telling ones first, from the end of the first process's records."""
     progress, values = None, {}
     for record in _last_records(job.out() / "metrics.jsonl"):
         # The user's code may write there too.
@@ -84,7 +100,14 @@ def latest(job: Job) -> tuple[tuple[float, float] | None, dict[str, float]]:
                 if record.get(key) is not None:
                     values[key] = float(record[key])
             values.update({name: float(value) for name, value in record.get("values", {}).items()})
-    return progress, values
+    return progress, {name: values[name] for name in sorted(values, key=_importance)}
+
+
+def _importance(name: str) -> int:
+    """The place of a metric among others: what the run learns, how well, how far it is, and last what it cost."""
+    if _COST.search(name):
+        return len(_TELLING) + 1
+    return next((place for place, pattern in enumerate(_TELLING) if pattern.search(name)), len(_TELLING))
 
 
 def _last_records(path: Path) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from clusterkernel.errors import (
     LaunchFailed,
     NodeLost,
     ResultFailed,
+    UnknownOutputError,
     nearest,
 )
 from clusterkernel.spec import Launcher
@@ -107,15 +108,19 @@ def results_of(job: Job) -> list[Any]:
 
 def error_of(job: Job) -> BaseException:
     """Why the job did not end well: the user's own exception where there is one, else a `JobError`."""
-    told = (job.outcome.error if job.outcome else None) or {}
+    # What a signal raised in the code is no error of the code's.
+    stopped = job.state in (JobState.CANCELLED, JobState.TIMED_OUT)
+    told = (job.outcome.error if job.outcome and not stopped else None) or {}
     rank = job.truth.rank
     which = f" --rank {rank}" if rank else ""
+    tail = job.logs(_TAIL_LINES, rank=rank)
+    shows = tail and job.state is not JobState.CANCELLED
     error = _ERRORS[job.state](
         f"Job {job.id} ({job.name}): {job.reason or job.state.value}",
         job_id=job.id,
-        log_tail=job.logs(_TAIL_LINES, rank=rank),
+        log_tail=tail,
         remote_traceback=str(told.get("traceback") or ""),
-        hint="" if job.state is JobState.CANCELLED else f"%cluster_logs {job.id}{which} shows its output.",
+        hint=f"%cluster_logs {job.id}{which} shows its output." if shows else "",
     )
     if job.state is JobState.FAILED and told:
         from clusterkernel.payload import results
@@ -171,7 +176,7 @@ class Outputs(Mapping[str, Any]):
         if not job.state.terminal:
             raise ClusterKernelError(f"Job {job.id} is {job.state}.", hint=f"%cluster_wait {job.id} waits for it.")
         if name not in saved:
-            raise KeyError(f"Job {job.id} saved no {name!r}. {nearest(name, saved)}".rstrip())
+            raise UnknownOutputError(f"Job {job.id} saved no {name!r}.", hint=nearest(str(name), saved))
         if error := saved[name].error:
             raise ResultFailed(f"{name!r} of job {job.id} could not be saved: {error}.", job_id=job.id, hint=MEND)
         from clusterkernel.payload import results

@@ -37,6 +37,8 @@ class PayloadSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         Captured name -> digest of its value, None where values cannot be compared.
     sizes : dict
         Captured name -> bytes.
+    changed : dict
+        Parameters that a rerun set -> their values, for people.
     """
 
     kind: str
@@ -46,6 +48,7 @@ class PayloadSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bind: tuple[str, ...] = ()
     inputs: dict[str, str | None] = {}
     sizes: dict[str, int] = {}
+    changed: dict[str, str] = {}
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

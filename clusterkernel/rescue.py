@@ -84,7 +84,7 @@ def unsent(record: JobRecord, submission: Submission | None) -> list[int]:
     return [task for task in range(record.tasks) if task not in held]
 
 
-def withdraw(folder: JobFolder) -> str:
+def withdraw(folder: JobFolder, backend: Backend | None = None) -> str:
     """Take the claims of what is not sent, so that no copy of it can run from now on.
 
     A submission that is still on its way, or whose answer got lost, may yet be
@@ -99,7 +99,11 @@ def withdraw(folder: JobFolder) -> str:
     for task in tasks:
         if (holder := folder.holder(task)) not in ("", WITHDRAWN):
             return holder
+    # Where the job does not see our folder, the claims that count are the platform's.
+    theirs = getattr(backend, "withdraw", None)
     for task in tasks:
+        if theirs is not None and (holder := str(theirs(folder, task))) != WITHDRAWN:
+            return holder
         holder = events.claim(str(folder.path / "claims" / str(task)), WITHDRAWN)
         if holder != WITHDRAWN:
             return str(holder)
@@ -124,9 +128,9 @@ def rescue(folder: JobFolder, backend: Backend) -> None:
         if unsent(folder.record, known) and not folder.refused():
             if folder.cancel_request() != ():
                 folder.add_submission(backend.submit(folder))
-            elif not withdraw(folder):
+            elif not withdraw(folder, backend):
                 folder.write_refused(CANCELLED)
-    elif not withdraw(folder):
+    elif not withdraw(folder, backend):
         folder.write_refused(_ENDED)
     else:
         any(folder.adopt(task) for task in range(folder.record.tasks))

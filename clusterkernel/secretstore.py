@@ -23,7 +23,7 @@ from clusterkernel.files import make_private, write_atomic
 from clusterkernel.paths import expand
 from clusterkernel.spec import JobSpec
 
-__all__ = ["forget", "names", "refuse_in_script", "require", "save", "store_file"]
+__all__ = ["forget", "names", "refuse_in_script", "require", "save", "store_file", "values"]
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # A value that stands there itself: not what another variable, a command or a file gives, and not nothing.
@@ -144,6 +144,20 @@ def require(wanted: Iterable[str]) -> None:
             )
 
 
+def values(wanted: Iterable[str]) -> dict[str, str]:
+    """The values of these secrets, for a platform that keeps them for the job.
+
+    Raises
+    ------
+    SpecError
+        The store lacks one, or cannot be used.
+    """
+    wanted = list(wanted)
+    require(wanted)
+    known = _read()
+    return {name: known[name] for name in wanted}
+
+
 def refuse_in_script(spec: JobSpec, *, python: bool = False) -> None:
     """Refuse a secret that would stand in the job's script.
 
@@ -166,18 +180,22 @@ def refuse_in_script(spec: JobSpec, *, python: bool = False) -> None:
 
     given = [(label("env"), name, value) for name, value in spec.environment.env.items()]
     lines = [("setup", line) for line in spec.environment.setup]
-    lines += [("sbatch", option) for options in spec.extra.values() for option in options]
+    flags = {key: name for name, key in fields.OPTIONS.items()}
+    lines += [(flags.get(key, key), option) for key, options in spec.extra.items() for option in options]
     for field, line in lines:
         given += [(label(field), name, value) for name, value in _ASSIGNED.findall(line)]
         given.append((label(field), "", line))
     others = fields.flatten(spec).items()
-    given += [(label(field), "", text) for field, text in others if field not in ("env", "secrets", "setup", "sbatch")]
+    given += [
+        (label(field), "", text) for field, text in others if field not in ("env", "secrets", "setup", *fields.OPTIONS)
+    ]
     from clusterkernel.formats import secrets
 
     for where, name, value in given:
         telling = (secrets.is_name(name) or _PASSWORD.search(name)) and value and not _PATH.match(value)
-        if telling or secrets.is_value(value):
-            name = name or secrets.name_for(value)
+        own = secrets.of_environment(value)
+        if telling or own or secrets.is_value(value):
+            name = own or name or secrets.name_for(value)
             raise SpecError(
                 f"{where} would write {name} into the job's script, which lies in its folder and which Slurm stores.",
                 field=where,

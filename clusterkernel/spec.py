@@ -113,7 +113,8 @@ class Environment(_Group, frozen=True):
     secrets: Annotated[tuple[str, ...], _meta("Secrets, by name.", "HF_TOKEN", unit="names")] = ()
     image: Annotated[str | None, _meta("Container image.", "pytorch/pytorch:latest")] = None
     setup: Annotated[
-        tuple[str, ...], _meta("Shell line to run before the code.", "module load cuda/12.4", unit="lines")
+        tuple[str, ...],
+        _meta("Shell line to run before the code; one that fails ends the job.", "module load cuda/12.4", unit="lines"),
     ] = ()
     interpreter: Annotated[
         str | None, _meta("Python on the nodes; by itself the notebook's.", "/opt/venv/bin/python")

@@ -96,7 +96,10 @@ def submit(
     """
     if tasks is not None:
         wanted = msgspec.structs.replace(wanted, array=spec.Array(size=tasks))
+    from clusterkernel.payload import clear
+
     wanted = complete(wanted, title=artefact.title)
+    clear.refuse_files(artefact.files)
     summary = PayloadSummary(
         kind=artefact.kind,
         title=artefact.title,
@@ -105,6 +108,7 @@ def submit(
         bind=tuple(artefact.bind),
         inputs=dict(artefact.inputs_digest),
         sizes={captured.name: captured.size for captured in artefact.captured},
+        changed=dict(artefact.changed),
     )
 
     def make(job_id: str, key: str) -> JobRecord:

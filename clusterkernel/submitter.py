@@ -174,7 +174,7 @@ class _Lane:
                 found = backend.find(folder)
                 if found is not None:
                     folder.add_submission(found)
-                if folder.cancel_request() == () and not rescue.withdraw(folder):
+                if folder.cancel_request() == () and not rescue.withdraw(folder, backend):
                     folder.write_refused(rescue.CANCELLED)
                     return False
             submission = folder.submission()

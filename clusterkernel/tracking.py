@@ -87,7 +87,7 @@ class Tracking:
             self.pending_since = (self.pending_since or now) if pending else None
         # Looked for too early, these files stay unseen for a minute on NFS.
         self._prepared = self._prepared or self.submitted or self.folder.prepared()
-        if not self._prepared and not self.folder.path.is_dir():
+        if not self.folder.is_there():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.folder.path))
         changed = []
         for task in sorted(self._live):

@@ -415,4 +415,5 @@ def _word_of(shell: Mapping[str, Any]) -> Observation:
         reason = f"What the batch shell ran was killed by signal {code - 128}."
         return Observation(task=0, state=JobState.DIED, reason=reason, exit_code=code, signum=code - 128)
     what = "A setup line ended the script" if shell.get("phase") == "setup" else "It ended"
-    return Observation(task=0, state=JobState.FAILED, reason=f"{what} with exit code {code}.", exit_code=code)
+    reason = str(shell.get("reason") or f"{what} with exit code {code}.")
+    return Observation(task=0, state=JobState.FAILED, reason=reason, exit_code=code)

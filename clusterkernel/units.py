@@ -156,7 +156,7 @@ def parse_duration(text: str, *, field: str = "time") -> int:
     raw = text.strip()
     mend = "Write it as 4h, 90m or 1-00:00:00."
     if _BARE.fullmatch(raw):
-        hint = f"Write {raw}m, {raw}h or {raw}s." if _positive(raw) else mend
+        hint = f"Write {raw}s, {raw}m, {raw}h or {raw}d." if _positive(raw) else mend
         raise UnitError(f"{field} = {_short(raw)} has no unit.", field=field, hint=hint)
     seconds = 0.0
     if clock := _CLOCK.fullmatch(raw):

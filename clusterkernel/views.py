@@ -54,6 +54,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Saved names.
     bind : tuple of str
         Names that are bound in the notebook by themselves.
+    changed : dict
+        Parameters that a rerun set -> their values.
     error : str
         The user's exception in one line.
     traceback : str
@@ -88,6 +90,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     latest: dict[str, float] = {}
     outputs: dict[str, OutputView] = {}
     bind: tuple[str, ...] = ()
+    changed: dict[str, str] = {}
     error: str = ""
     traceback: str = ""
     tasks: dict[str, int] = {}

@@ -180,7 +180,7 @@ class Watcher:
             return tracking.scan(now)
         except OSError as error:
             # A folder that was removed under us, or a file system that hangs up.
-            if not tracking.folder.path.is_dir():
+            if not tracking.folder.is_there():
                 tracking.removed()
                 return list(range(len(tracking.tasks)))
             for truth in tracking.tasks:

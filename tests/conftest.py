@@ -13,7 +13,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any-machine")
 
-pytest_plugins = ["tests.clusters.fixtures"]
+pytest_plugins = ["tests.clusters.fixtures", "tests.clusters.modal"]
 
 FOLDERS = {
     "CLUSTERKERNEL_JOB_ROOT": "jobs",
@@ -28,7 +28,15 @@ FOLDERS = {
     "XDG_STATE_HOME": "state",
 }
 # What would make a test behave otherwise on one machine than on another.
-UNSET = ("CLUSTERKERNEL_INTERACTIVE", "CLUSTERKERNEL_PROFILES", "SLURM_CONF")
+UNSET = (
+    "CLUSTERKERNEL_INTERACTIVE",
+    "CLUSTERKERNEL_PROFILES",
+    "MODAL_PROFILE",
+    "MODAL_SERVER_URL",
+    "MODAL_TOKEN_ID",
+    "MODAL_TOKEN_SECRET",
+    "SLURM_CONF",
+)
 
 
 @pytest.fixture(autouse=True)

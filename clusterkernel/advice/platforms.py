@@ -133,6 +133,10 @@ def _writer(backend: str) -> Callable[[JobSpec, Program], Written] | None:
     return {"kubernetes": kubernetes.write, "modal": modal_app.write, "baseten": truss_config.write}.get(backend)
 
 
+# What a file for the platform has no place for, and what sends jobs there does itself.
+_OURS: Final[Mapping[str, tuple[str, ...]]] = {"modal": ("max_cost", "launcher")}
+
+
 @rule("field-ignored")
 def field_ignored(case: Case) -> Iterator[Advice]:
     """A field that the platform has no place for."""
@@ -146,6 +150,8 @@ def field_ignored(case: Case) -> Iterator[Advice]:
     for row in written.fields:
         name = row.field.partition(".")[0]
         if row.how is not How.DROPPED or name not in fields.FIELDS or name in ("setup", "interpreter", "files"):
+            continue
+        if name in _OURS.get(case.spec.backend, ()):
             continue
         field = fields.FIELDS[name]
         yield Advice(

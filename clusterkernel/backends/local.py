@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar, Final
 
 from clusterkernel import ledger
@@ -16,10 +17,12 @@ from clusterkernel.backends.base import Availability, Capabilities, Check, Obser
 from clusterkernel.backends.slurm.environment import for_local
 from clusterkernel.errors import BackendError, SpecError, SubmissionError
 from clusterkernel.files import make_private, write_atomic
+from clusterkernel.formats import setup_lines
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
 from clusterkernel.records import Submission
 from clusterkernel.runtime import processes
+from clusterkernel.runtime import slots as held
 from clusterkernel.spec import JobSpec
 from clusterkernel.states import JobState
 
@@ -32,6 +35,18 @@ _UNUSABLE: Final = {
     "region": "regions",
     "zone": "zones",
 }
+
+# Host, pid and start of a runner: its id on this platform.
+_RUNNER: Final = re.compile(r"(.+):([0-9]{1,10}):([0-9]{1,20})", re.ASCII)
+# Seconds until setup lines must have come to their end.
+_PATIENCE: Final = 60.0
+# The last word of a script that came no further, behind all that its setup lines printed.
+_SETUP: Final = (
+    "ck_told='A setup line ended the script'",
+    """trap 'printf "%s with exit code %d.\\n" "$ck_told" "$?" >&2' EXIT""",
+    'ck_failed() { ck_told="The setup line $2 failed"; exit "$1"; }',
+)
+_TOLD: Final = re.compile(r"(A setup line ended the script|The setup line .* failed) with exit code \d+\.", re.DOTALL)
 
 
 def slots() -> int:
@@ -103,7 +118,8 @@ class LocalBackend:
         environment = spec.environment
         lines = ["#!/bin/bash"]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.env.items())]
-        lines += environment.setup
+        if environment.setup:
+            lines += [*_SETUP, *setup_lines.guarded(environment.setup), "trap - EXIT"]
         if environment.workdir:
             lines.append(f"cd {shlex.quote(environment.workdir)} || exit 1")
         lines.append(launch or "exec python RUNTIME local JOB_FOLDER")
@@ -114,36 +130,49 @@ class LocalBackend:
         spec = folder.record.spec
         python = spec.environment.interpreter or sys.executable
         runtime = JobRoot(folder.path.parent).runtime()
-        slots_dir = ledger.local_dir() / "slots"
+        slots_dir = _slots_dir()
         make_private(slots_dir)
         words = [python, "-u", str(runtime), "local", str(folder.path), str(slots_dir), str(slots())]
-        plan = self.plan(spec, folder, launch="exec " + " ".join(shlex.quote(word) for word in words))
+        plan = self.plan(spec, folder, launch=f"exec {shlex.join(words)} >/dev/null")
         write_atomic(folder.script, plan.text.encode("utf-8", "surrogateescape"))
-        try:
-            done = subprocess.run(
+        log = folder.launch_log()
+        make_private(log.parent)
+        # A file, and no pipe: what a setup line leaves in the background may keep it for as long as it likes.
+        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
+            script = subprocess.Popen(
                 ["/bin/bash", str(folder.script)],
                 stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
                 env=for_local(os.environ),
             )
+        try:
+            script.wait(_PATIENCE)
+            late = False
         except subprocess.TimeoutExpired:
-            raise SubmissionError(f"{folder.script} did not start its job within 60 s.") from None
-        identity = done.stdout.strip().splitlines()[-1:]
-        if done.returncode or not identity:
-            said = (done.stderr.strip() or "it printed nothing").splitlines()[-1]
-            raise SubmissionError(f"The job could not be started on this machine: {said}")
-        return Submission(platform_ids=((identity[0], 0, folder.record.tasks),), cluster=socket.gethostname())
+            os.killpg(script.pid, signal.SIGKILL)  # or it would start the job after all
+            script.wait()
+            late = True
+        # Whatever was printed, and wherever to: the claim says whether it runs.
+        found = self.find(folder)
+        printed = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+        if not printed:
+            log.unlink()
+        if found is not None:
+            return found
+        if late:
+            raise SubmissionError(f"{folder.script} did not start its job within {_PATIENCE:g} s.")
+        *before, said = printed or ["it printed nothing"]
+        if _TOLD.fullmatch(said):
+            raise SubmissionError(setup_lines.reason(said, before[-1] if before else ""))
+        raise SubmissionError(f"The job could not be started on this machine: {said}")
 
     def find(self, folder: JobFolder) -> Submission | None:
         """The runner that a killed kernel had started: it has claimed the job before it says who it is."""
         holder = folder.holder("runner")
-        if holder.count(":") < 2:
-            return None
-        return Submission(platform_ids=((holder, 0, folder.record.tasks),), cluster=holder.rsplit(":", 2)[0])
+        runner = _RUNNER.fullmatch(holder)
+        return Submission(platform_ids=((holder, 0, folder.record.tasks),), cluster=runner[1]) if runner else None
 
     def poll(self, folders: Sequence[JobFolder]) -> Mapping[str, Sequence[Observation]]:
         """Whether each job's runner lives. Jobs of another machine are not answered for."""
@@ -152,12 +181,12 @@ class LocalBackend:
             submission = folder.submission()
             if submission is None:
                 continue
-            host, pid, started = submission.platform_id.rsplit(":", 2)
-            if host != os.uname().nodename:
+            runner = _RUNNER.fullmatch(submission.platform_id)
+            if runner is None or runner[1] != (host := os.uname().nodename):
                 continue
-            alive = processes.start_time(int(pid)) == int(started)
+            alive = processes.start_time(int(runner[2])) == int(runner[3])
             state = JobState.QUEUED if alive else None
-            reason = "It waits for a free slot on this machine." if alive else "Its runner on this machine has ended."
+            reason = _why_it_waits(folder) if alive else "Its runner on this machine has ended."
             answers[folder.id] = [
                 Observation(task=task, state=state, reason=reason, node=host) for task in range(folder.record.tasks)
             ]
@@ -168,11 +197,14 @@ class LocalBackend:
         submission = folder.submission() or self.find(folder)
         if submission is None:
             return
-        host, pid, started = submission.platform_id.rsplit(":", 2)
+        runner = _RUNNER.fullmatch(submission.platform_id)
+        if runner is None:
+            raise BackendError(f"Job {folder.id} has a damaged submission.json.", hint="Look into its folder.")
+        host, pid, started = runner[1], int(runner[2]), int(runner[3])
         if host != os.uname().nodename:
             raise BackendError(f"Job {folder.id} runs on {host}.", hint=f"Cancel it in a notebook on {host}.")
-        if processes.start_time(int(pid)) == int(started):
-            os.kill(int(pid), signal.SIGTERM)
+        if processes.start_time(pid) == started:
+            os.kill(pid, signal.SIGTERM)
 
     def doctor(self) -> Sequence[Check]:
         """The machine's slots and the folder they are kept in."""
@@ -180,6 +212,21 @@ class LocalBackend:
         folder = ledger.local_dir()
         checks.append(Check("local folder", os.access(folder, os.W_OK), str(folder), f"Make {folder} writable."))
         return checks
+
+
+def _why_it_waits(folder: JobFolder) -> str:
+    """Who holds the slots of this machine: jobs by their ids, those of another job root by their folders."""
+    found = held.holders(str(_slots_dir()))
+    own = f"{folder.path.parent}{os.sep}"
+    names = [holder.removeprefix(own) for holder in found]
+    if not names:
+        return "It waits for a free slot on this machine."
+    who = f"job {names[0]} runs" if len(names) == 1 else f"jobs {', '.join(names)} run"
+    return f"It waits for a free slot on this machine: {who}."
+
+
+def _slots_dir() -> Path:
+    return ledger.local_dir() / "slots"
 
 
 def _notes(spec: JobSpec) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ GROUP: Final = "clusterkernel.backends"
 BUILT_IN: Final = MappingProxyType(
     {
         "local": "clusterkernel.backends.local:LocalBackend",
+        "modal": "clusterkernel.backends.modal.backend:ModalBackend",
         "slurm": "clusterkernel.backends.slurm.backend:SlurmBackend",
     }
 )

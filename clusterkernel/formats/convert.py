@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -49,6 +50,16 @@ _SHOWN: Final[Mapping[Format, str]] = {
     Format.BASETEN: "A truss config",
     Format.KUBERNETES: "A manifest",
     Format.PROFILE: "A profile",
+}
+# What keeps a secret where the job runs without this package, in place of what a reader says of it.
+_KEEPS: Final = re.compile(r"%cluster_secret set (\S+) keeps (?:its value|it)\.")
+_MODAL_SECRET: Final = "modal secret create {name} {name}=... gives Modal its value."
+_SECRETS: Final[Mapping[Format, str]] = {
+    Format.MODAL: _MODAL_SECRET,
+    Format.MODAL_YAML: _MODAL_SECRET,
+    Format.BASETEN: "Add {name} to the secrets of the Baseten workspace.",
+    Format.BASETEN_YAML: "Add {name} to the secrets of the Baseten workspace.",
+    Format.KUBERNETES: "kubectl create secret generic {secret} --from-literal={key}=... gives the cluster its value.",
 }
 
 
@@ -116,7 +127,9 @@ class Conversion(msgspec.Struct, frozen=True, kw_only=True):
         import pandas as pd
 
         data = [(row.source, row.value, row.target, row.target_value, row.how.value, row.reason) for row in self.rows]
-        return pd.DataFrame(data, columns=list(COLUMNS), dtype="object")
+        frame = pd.DataFrame(data, columns=list(COLUMNS), dtype="object")
+        frame.attrs["clusterkernel"] = True  # notebooks show its texts in full
+        return frame
 
     @property
     def dropped(self) -> tuple[Row, ...]:
@@ -265,6 +278,10 @@ def _row(source: SourceField, target: TargetField | None, parsed: Parsed, spec: 
     else:
         how = How.DROPPED
         reason = _both(reason, target.reason if target is not None else f"{_SHOWN[to]} has no place for it.")
+    if to in _SECRETS and (found := _KEEPS.search(reason)):
+        secret, _, secret_key = value.partition("/")
+        mend = _SECRETS[to].format(name=found[1], secret=secret, key=secret_key or found[1])
+        reason = _KEEPS.sub(lambda _: mend, reason)
     return Row(
         source=source.key,
         value=source.value,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from typing import Final
 
-__all__ = ["HIDDEN", "found", "is_name", "is_value", "is_wandb_key", "name_for", "quiet", "shown"]
+__all__ = ["HIDDEN", "found", "is_name", "is_value", "is_wandb_key", "name_for", "of_environment", "quiet", "shown"]
 
 #: What stands in a report where a secret stood.
 HIDDEN: Final = "***"
@@ -34,6 +35,8 @@ _SAYS: Final = re.compile(r"(?<![\w-])([A-Za-z_][\w-]*)[\"']?\s*[=:]\s*[\"'\[({]
 _SAID: Final = re.compile(r"[^\s\"',;\])}]*")
 #: Of either: ``x://a:b@``.
 _SHORTEST: Final = 8
+# What may be looked for within a text.
+_TELLING: Final = 12
 _HEX_KEY: Final = re.compile(r"[0-9a-f]{40}", re.ASCII)
 # Which variable a service reads its key from.
 _SERVICES: Final = (
@@ -74,6 +77,17 @@ def name_for(text: str) -> str:
 def is_wandb_key(text: str) -> bool:
     """Whether a text has the form of a key of Weights & Biases, which is that of any SHA-1."""
     return bool(_HEX_KEY.fullmatch(text))
+
+
+def of_environment(text: str) -> str:
+    """The variable of this environment whose secret a text is or holds; empty where there is none.
+
+    A value that is too short could agree by chance.
+    """
+    for name, value in os.environ.items():
+        if len(value) >= _SHORTEST and is_name(name) and (text == value or (len(value) >= _TELLING and value in text)):
+            return name
+    return ""
 
 
 def quiet(text: str) -> str:

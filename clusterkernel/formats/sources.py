@@ -162,6 +162,8 @@ def read(
     if found is not Format.SLURM:
         text = text.removeprefix("\ufeff")
     module: Any = importlib.import_module(f"clusterkernel.formats.{_READERS[found]}")
+    if not isinstance(values or {}, Mapping):
+        raise FormatError(f"values = {str(values)[:40]!r} names no variables.", hint="Write values={'NUM_NODES': 2}.")
     given = {str(key): str(value) for key, value in (values or {}).items()}
     more = {"options": options} if found is Format.SLURM else {}
     try:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from clusterkernel.errors import ClusterKernelError
+from clusterkernel.language import plural
 from clusterkernel.magics.cards import Cards
 from clusterkernel.magics.notebook import kernel_of
 from clusterkernel.magics.pending import WHOLE, Pending, job_of, pending_names, still_pending
@@ -147,7 +148,20 @@ class Deliveries:
             return (), str(error)
         namespace.update(values)
         job.folder.write_delivered(tuple(wanted))
-        return tuple(wanted), ""
+        taken = [
+            name
+            for name in delivery.placeholders
+            if name in saved and name not in wanted and name in namespace and type(namespace[name]) is not Pending
+        ]
+        note = plural(
+            "{names} was not bound: it was assigned here meanwhile. %cluster_bind {id} {all} takes the job's.",
+            "{names} were not bound: they were assigned here meanwhile. %cluster_bind {id} {all} takes the job's.",
+            len(taken),
+            names=", ".join(taken),
+            all=" ".join(taken),
+            id=job.id,
+        )
+        return tuple(wanted), note if taken else ""
 
     def bind_now(self, name: str, value: Pending) -> BaseException | None:
         """Bind what an ended job saved, whatever its size, since somebody waited for it.

@@ -131,6 +131,8 @@ class Cards:
         card = _Card(job)
         card.bound, card.note = self._told.get(job.id, ((), ""))
         bundle = card.bundle()
+        if card.final:
+            job.folder.write_seen()
         if not in_kernel(self._shell):
             publish(bundle)
             return
@@ -215,6 +217,8 @@ class Cards:
             if card.shown != shown or (card.missed and self.in_cell):
                 card.shown, card.missed = shown, not self.in_cell
                 publish(bundle, display_id=card.display_id, update=True)
+                if card.final and not card.missed:
+                    card.job.folder.write_seen()
         with self._condition:
             seen = card.final and not card.dirty and not card.missed
             if seen and not self._expects(card.job.id) and card in self._live:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from IPython.core.error import UsageError
@@ -120,9 +120,34 @@ def run(kernel: ClusterKernel, command: Command, line: str, cell: str | None = N
     from clusterkernel.magics.line import split
     from clusterkernel.magics.options import parse
 
-    about = details(command)
-    args: argparse.Namespace = parse(parser_of(command), about.options, split(line, kernel.shell.user_ns))
+    about, names = details(command), kernel.shell.user_ns
+    args: argparse.Namespace = parse(parser_of(command), about.options, split(line, names))
+    _put_ids(args, about.options, names)
     return about.action(kernel, args, cell) if command.cell else about.action(kernel, args)
+
+
+def _put_ids(args: argparse.Namespace, options: Sequence[Option], names: Mapping[str, Any]) -> None:
+    """Where a job is asked for, a variable that holds one stands for its id."""
+    from clusterkernel.magics.values import Values
+
+    for option in options:
+        given = getattr(args, option.dest)
+        if option.values is Values.JOBS and given:
+            listed = [given] if isinstance(given, str) else given
+            ids = [_id_of(word, names) for text in listed for word in text.replace(",", " ").split() or [text]]
+            setattr(args, option.dest, ids if isinstance(given, list) else " ".join(ids))
+
+
+def _id_of(word: str, names: Mapping[str, Any]) -> str:
+    if word.startswith("$"):
+        raise UsageError(f"{word}: a magic's line takes expressions in braces. Write {{{word.strip('${}')}}}.")
+    if not word.isidentifier() or word not in names:
+        return word
+    from clusterkernel.arrays import JobArray
+    from clusterkernel.jobs import Job
+
+    value = names[word]
+    return value.id if isinstance(value, Job | JobArray) else word
 
 
 def dispatch(kernel: ClusterKernel, line: str, cell: str | None = None) -> Any:

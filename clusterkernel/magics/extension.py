@@ -14,7 +14,7 @@ from traitlets import Enum, Int, default
 from traitlets.config import Configurable
 
 from clusterkernel.errors import SpecError
-from clusterkernel.magics import commands, matcher
+from clusterkernel.magics import commands, fulltext, matcher
 from clusterkernel.magics.binding import Deliveries
 from clusterkernel.magics.cards import Cards
 from clusterkernel.magics.guard import Guard
@@ -88,6 +88,7 @@ class ClusterKernel(Configurable):
         formatter = self._formatter()
         for module, name in _SHOWN:
             formatter.for_type_by_name(module, name, self.cards.formatter)
+        fulltext.install(self.shell)
         self.shell.configurables.append(self)  # type: ignore[arg-type]
         self._matcher = matcher.install(self)
         atexit.register(self.cards.stop)
@@ -105,6 +106,7 @@ class ClusterKernel(Configurable):
         formatter = self._formatter()
         for module, name in _SHOWN:
             formatter.pop(f"{module}.{name}", None)
+        fulltext.remove(self.shell)
         self.shell.events.unregister("post_execute", self.deliveries.after_cell)
         self.shell.events.unregister("pre_execute", self.deliveries.before_cell)
         self.shell.ast_transformers.remove(self.guard)

@@ -12,6 +12,7 @@ from typing import Final
 from clusterkernel import index, views
 from clusterkernel.backends import registry
 from clusterkernel.errors import ClusterKernelError
+from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot, default_root
 from clusterkernel.language import plural, say
 from clusterkernel.ledger import Ledger
@@ -28,7 +29,7 @@ _FEW: Final = 5
 
 
 def greeting() -> str:
-    """Which backends are here, and what became of jobs since the last kernel."""
+    """Which backends are here, and what became of jobs since the last kernel, as far as no kernel has shown it."""
     found = [name for name in registry.BUILT_IN if _found(name)]
     line = say("clusterkernel: {backends} found.", backends=_and(found))
     try:
@@ -40,6 +41,10 @@ def greeting() -> str:
 def _found(name: str) -> bool:
     if name in _COMMANDS:
         return shutil.which(_COMMANDS[name]) is not None
+    if name == "modal":
+        from clusterkernel.backends.modal import client
+
+        return client.available().ok
     try:
         return registry.get(name).available().ok
     except (ClusterKernelError, ImportError):
@@ -56,7 +61,11 @@ def _since_last(root: Path) -> str:
     last = mark.stat().st_mtime if mark.exists() else 0.0
     mark.touch(mode=0o600)
     live = [view.id for view in newest if not view.state.terminal]
-    ended = [f"{view.id} ({view.state})" for view in newest if view.state.terminal and (view.ended or 0.0) > last]
+    ended = [
+        f"{view.id} ({view.state})"
+        for view in newest
+        if view.state.terminal and (view.ended or 0.0) > last and not JobFolder(root / view.id).seen()
+    ]
     lines = []
     if ended:
         lines.append(say("Ended since last time: {jobs}.", jobs=_few(ended)))

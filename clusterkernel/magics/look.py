@@ -35,6 +35,8 @@ _LINES: Final = 200
 # What a followed log may print: a notebook that gets a million lines a minute stops to answer.
 _BURST: Final = 1 << 20
 _RATE: Final = 1 << 17
+# In these a job that has printed something may print more at any moment.
+_GOING: Final = frozenset({JobState.RUNNING, JobState.FINISHING, *(state for state in JobState if state.terminal)})
 
 
 def one_job(word: str) -> Job | JobArray:
@@ -117,10 +119,15 @@ def logs(kernel: ClusterKernel, args: argparse.Namespace) -> None:
         print(text)
     else:
         places = {"id": job.id, "state": job.state}
-        if args.stderr:
-            print(say("Job {id} ({state}) printed nothing to stderr so far.", **places))
-        else:
-            print(say("Job {id} ({state}) printed nothing so far.", **places))
+        match bool(args.stderr), job.state.terminal:
+            case True, True:
+                print(say("Job {id} ({state}) printed nothing to stderr.", **places))
+            case True, False:
+                print(say("Job {id} ({state}) printed nothing to stderr so far.", **places))
+            case False, True:
+                print(say("Job {id} ({state}) printed nothing.", **places))
+            case _:
+                print(say("Job {id} ({state}) printed nothing so far.", **places))
     out = job.out(rank, attempt)
     if lines and (note := _left_out(text, lines, output.size(out, stream), asked=args.lines is not None)):
         whole = say("All of it lies in {folder}; %cluster_logs {id} -n 0 prints it.", folder=out, id=job.id)
@@ -140,10 +147,19 @@ def _left_out(text: str, lines: int, size: int, *, asked: bool) -> str:
 
 
 def follow(job: Job, stream: str, rank: int, lines: int) -> None:
-    """Print on this thread until the job ends."""
+    """Print on this thread until the job ends; while it waits, where it stands."""
     budget, skipped, at = float(_BURST), 0, time.monotonic()
+    begun, before, told = False, "", ""
     with interruptible([job]):
-        for chunk in job.follow(stream, rank, tail=lines * 200 if lines else None):
+        for chunk in job.follow(stream, rank, tail=lines * 200 if lines else None, pauses=True):
+            if not chunk:
+                stands = "" if begun and job.state in _GOING else _standing(job)
+                if stands == before and stands not in ("", told):  # what holds for a moment only is no news
+                    told = stands
+                    print(say("{stands}; waiting for its first line, interrupt to stop.", stands=stands), flush=True)
+                before = stands
+                continue
+            begun = True
             now = time.monotonic()
             budget, at = min(_BURST, budget + (now - at) * _RATE), now
             if len(chunk) > budget:
@@ -158,6 +174,12 @@ def follow(job: Job, stream: str, rank: int, lines: int) -> None:
     if skipped:
         print(_skipped(skipped, job))
     print(say("Job {id}: {state}", id=job.id, state=": ".join(filter(None, [job.state, job.reason]))))
+
+
+def _standing(job: Job) -> str:
+    """The state and its reason, as the beginning of a sentence."""
+    state = ": ".join(filter(None, [str(job.state), job.reason.rstrip(".")]))
+    return say("Job {id} is {state}", id=job.id, state=state)
 
 
 def _skipped(count: int, job: Job) -> str:

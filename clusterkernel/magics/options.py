@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -68,7 +69,7 @@ _HEADINGS: Final = {
 
 
 def field_options() -> tuple[Option, ...]:
-    """The flags of every field of the spec, and the two that stand beside them."""
+    """The flags of every field of the spec, and those that stand beside them."""
     options = [_field_option(field) for field in FIELDS.values()]
     options.append(
         Option(
@@ -89,6 +90,16 @@ def field_options() -> tuple[Option, ...]:
             group=_HEADINGS["schedule"],
         )
     )
+    options.append(
+        Option(
+            ("--modal",),
+            "modal",
+            'What only Modal has: --modal "--pip=torch --gpu=A100-80GB:8 --secret=wandb". May be repeated.',
+            metavar="OPTIONS",
+            many="append",
+            group=_HEADINGS["schedule"],
+        )
+    )
     return tuple(options)
 
 
@@ -103,7 +114,7 @@ def _field_option(field: Field) -> Option:
         field.name,
         text,
         values,
-        metavar=field.example or "TEXT",
+        metavar=shlex.quote(field.example) if " " in field.example else field.example or "TEXT",
         many="append" if field.repeats else "",
         group=heading,
         choices=field.choices,
@@ -224,7 +235,10 @@ def parse(parser: MagicArgumentParser, options: Sequence[Option], words: Sequenc
         if first.startswith("-"):
             flag = first.partition("=")[0]
             raise UsageError(f"%{parser.prog} has no option {flag}. {_suggest(parser.prog, flag, flags)}")
-        raise UsageError(f"%{parser.prog} does not know what to do with {first!r}. %{parser.prog}? shows its options.")
+        raise UsageError(
+            f"%{parser.prog} does not know what to do with {first!r}. A value with spaces goes into quotes; "
+            f"%{parser.prog}? shows all options."
+        )
     return parsed
 
 

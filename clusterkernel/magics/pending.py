@@ -104,7 +104,11 @@ def still_pending(value: Pending) -> PendingError:
     if not job.state.terminal:
         return PendingError(
             say("{name} is not there yet: job {id} is {state}.", name=name, id=job.id, state=job.state),
-            hint=say("%cluster_wait {id} waits for it.", id=job.id),
+            hint=say(
+                "Names come between cells: put %cluster_wait {id} in a cell before this one, "
+                'or set %config ClusterKernel.on_pending = "wait".',
+                id=job.id,
+            ),
         )
     view = job.summary()
     output = view.outputs.get(name)
@@ -120,7 +124,7 @@ def still_pending(value: Pending) -> PendingError:
             ),
             hint=say("%cluster_bind {id} {name} binds what it was by then.", id=job.id, name=name)
             if left
-            else f"%cluster_logs {job.id}",
+            else f"%cluster_{'logs' if view.log else 'status'} {job.id}",
         )
     if output is not None and output.error:
         from clusterkernel.loading import MEND  # only where something is wrong: loading must be quick

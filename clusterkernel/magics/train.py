@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import hashlib
 import json
 import keyword
@@ -43,6 +44,8 @@ __all__ = [
 
 # How long to look for a platform that says no at once.
 _REFUSAL: Final = 2.0
+# Flags that take one name.
+_NAMES_LIKE: Final = {"--as": "job"}
 
 _EXAMPLES: Final = (
     "%%cluster_train -o total\ntotal = sum(range(1_000_000))",
@@ -77,7 +80,8 @@ def _options() -> tuple[Option, ...]:
         Option(
             ("-i", "--in"),
             "inputs",
-            "Names whose values travel, at most 1 GiB together; by itself all that the cell reads.",
+            "Names whose values travel, at most 1 GiB together; by itself all that the cell reads. "
+            "Functions, classes and modules that it reads travel all the same.",
             Values.NAMES,
             "NAMES",
             "words",
@@ -126,6 +130,11 @@ def train(kernel: ClusterKernel, args: argparse.Namespace, cell: str | None) -> 
 
         wanted = axolotl.with_launcher(wanted)
     artefact = _artefact(kernel, args, cell, wanted, inputs, out)
+    if args.axolotl:
+        from clusterkernel.backends import registry
+
+        if not registry.get(wanted.backend).capabilities.shared_files:
+            wanted = axolotl.with_side_files(wanted, artefact.source)
     if wanted.environment.files:
         from clusterkernel.payload import taken
 
@@ -202,7 +211,11 @@ def names_of(words: Sequence[str], flag: str) -> tuple[str, ...]:
         raise UsageError(f"{flag}: no name is given. Write {flag} model, or leave it out.")
     for name in names:
         if not name.isidentifier() or keyword.iskeyword(name):
-            raise UsageError(f"{flag}: {name!r} is not a name. Write {flag} model,history.")
+            raise UsageError(f"{flag}: {name!r} is not a name. Write {flag} {_NAMES_LIKE.get(flag, 'model,history')}.")
+        if flag != "-i" and hasattr(builtins, name):
+            raise UsageError(
+                f"{flag}: {name} is a builtin of Python, which every cell would lose. Give it another name."
+            )
     return tuple(dict.fromkeys(names))
 
 
@@ -323,7 +336,7 @@ def _dry_run(wanted: JobSpec, artefact: Artefact) -> str:
     from clusterkernel.executor import plan
     from clusterkernel.render import format_size
 
-    made = plan(submission.complete(wanted, title=artefact.title, sending=False))
+    made = plan(submission.complete(wanted, title=artefact.title, sending=False), artefact)
     rows = [("Backend", wanted.backend), ("Counts", spec.describe(wanted))]
     if artefact.captured:
         total = format_size(sum(item.size for item in artefact.captured))

@@ -80,6 +80,8 @@ class Artefact(msgspec.Struct, frozen=True, kw_only=True):
         Names that are bound in the notebook by themselves.
     inputs_digest : mapping
         Captured name -> digest of its value, None where values cannot be compared.
+    changed : mapping
+        Parameters that a rerun set -> their values, for people.
     body : mapping
         What ``payload.json`` says beside kind and title.
     files : mapping
@@ -97,6 +99,7 @@ class Artefact(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[str, ...] = ()
     bind: tuple[str, ...] = ()
     inputs_digest: Mapping[str, str | None] = {}
+    changed: Mapping[str, str] = {}
     body: Mapping[str, Any] = {}
     files: Mapping[str, str | bytes | Path | Readable] = {}
     taken: tuple[Taken, ...] = ()

@@ -62,6 +62,7 @@ def build(payload_dir: Path, summary: PayloadSummary, changes: Mapping[str, Any]
         outputs=summary.outputs,
         bind=summary.bind,
         inputs_digest=inputs,
+        changed={**summary.changed, **{name: shown(value) for name, value in changes.items()}},
         body={name: value for name, value in about.items() if name not in ("kind", "title")},
         files=files,
     )

@@ -25,7 +25,7 @@ from clusterkernel.spec import JobSpec, Launcher
 if TYPE_CHECKING:
     from clusterkernel.records import PayloadSummary
 
-__all__ = ["CONFIG", "build", "reload", "with_launcher"]
+__all__ = ["CONFIG", "build", "reload", "with_launcher", "with_side_files"]
 
 #: Where the commands find the configuration: the supervisor puts the payload's folder in.
 CONFIG: Final = "{payload}/config.yml"
@@ -294,20 +294,40 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def _paths(document: Mapping[Any, Any], workdir: Path) -> Iterator[str]:
     """What looks like a file or folder and is not there."""
-    wanted = [("base_model", document["base_model"], False)]
-    for key in ("lora_model_dir", "resume_from_checkpoint"):
-        wanted.append((key, document.get(key), False))
-    wanted.append(("deepspeed", document.get("deepspeed"), True))
+    models = [(key, document.get(key)) for key in ("base_model", "lora_model_dir", "resume_from_checkpoint")]
+    for key, path in [*models, *_side_files(document)]:
+        if isinstance(path, str) and (key == "deepspeed" or _looks_local(path)):
+            place = expand(path, "The configuration")
+            if not (workdir / place).exists():
+                yield f"{key} names {path}, which is not there{'' if place.is_absolute() else f' in {workdir}'}."
+
+
+def _side_files(document: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Where the configuration may name files of data or settings: key and value."""
+    yield "deepspeed", document.get("deepspeed")
     for section in (*_DATA, "test_datasets"):
         value = document.get(section)
         for number, dataset in enumerate(value if isinstance(value, list) else []):
             if isinstance(dataset, Mapping):
-                wanted.append((f"{section}.{number}.path", dataset.get("path"), False))
-    for key, path, always in wanted:
-        if isinstance(path, str) and (always or _looks_local(path)):
-            place = expand(path, "The configuration")
-            if not (workdir / place).exists():
-                yield f"{key} names {path}, which is not there{'' if place.is_absolute() else f' in {workdir}'}."
+                yield f"{section}.{number}.path", dataset.get("path")
+
+
+def with_side_files(spec: JobSpec, config: str) -> JobSpec:
+    """The spec with the files of the working folder that a configuration names, where the job will not see that folder.
+
+    What is elsewhere, such as below ``/``, is meant to be there for the job, too.
+    """
+    document, _ = yamltext.load(config, "The axolotl configuration")
+    given = spec.environment.workdir
+    workdir = expand(given, "--workdir") if given else working_folder()
+    found = dict.fromkeys(spec.environment.files)
+    for _, path in _side_files(document):
+        if isinstance(path, str) and not Path(path).is_absolute() and not path.startswith("~"):
+            place = Path(os.path.abspath(workdir / path))
+            if place.exists() and place.is_relative_to(os.path.abspath(workdir)) and place != workdir:
+                found[path] = None
+    environment = msgspec.structs.replace(spec.environment, files=tuple(found))
+    return msgspec.structs.replace(spec, environment=environment)
 
 
 def _looks_local(path: str) -> bool:

@@ -107,7 +107,7 @@ def build(
         files["sources.json"] = sources
     return Artefact(
         kind="cell",
-        title=_title(source, bind),
+        title=_title(source, tree, bind),
         source=source,
         captured=with_modules(packer.captured, local.modules, local.files),
         outputs=tuple(assigned),
@@ -130,15 +130,37 @@ def build(
     )
 
 
-def _title(source: str, bind: Sequence[str]) -> str:
-    """What a person knows the cell by: what it makes, else its first line that does something."""
-    if bind:
-        return ", ".join(bind)
-    lines = [line.strip() for line in source.splitlines()]
-    written = [line for line in lines if line and not line.startswith("#")]
-    doing = [line for line in written if not line.startswith(("import ", "from "))]
-    text = next(iter(doing or written), "cell")
+def _title(source: str, tree: ast.Module, bind: Sequence[str]) -> str:
+    """What a person knows the cell by: what it makes, else what it calls, else what its first comment says."""
+    text = ", ".join(bind) or _made(tree) or _called(tree) or _said(source) or "cell"
     return text if len(text) <= _TITLE else text[: _TITLE - 3] + "..."
+
+
+def _made(tree: ast.Module) -> str:
+    """The first name that is assigned at the top."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for one in (inner for target in targets for inner in ast.walk(target)):
+                if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store) and not one.id.startswith("_"):
+                    return one.id
+    return ""
+
+
+def _called(tree: ast.Module) -> str:
+    """The first function that is called, one of the person's before one of Python's."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls.sort(key=lambda node: (node.lineno, node.col_offset))
+    texts = [ast.unparse(node.func) for node in calls if isinstance(node.func, ast.Name | ast.Attribute)]
+    plain = [text for text in texts if all(part.isidentifier() for part in text.split("."))]
+    return next((text for text in plain if text not in names.BUILTINS), next(iter(plain), ""))
+
+
+def _said(source: str) -> str:
+    """The first comment, else the first line."""
+    lines = [line.strip() for line in source.splitlines() if line.strip()]
+    comments = [line.lstrip("#% ") for line in lines if line.startswith("#")]
+    return next(filter(None, comments), next(iter(lines), ""))
 
 
 def _check_bind(bind: Sequence[str], assigned: Sequence[str], found: CellNames) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from clusterkernel.errors import PayloadError
 from clusterkernel.formats import secrets
 from clusterkernel.runtime.pickling import peek
 
-__all__ = ["refuse_text", "refuse_values"]
+__all__ = ["refuse_files", "refuse_text", "refuse_values"]
 
 # A key stands in a text, in a setting, in a list of some; not among the rows of a data set.
 _LONGEST: Final = 4096
@@ -20,8 +19,8 @@ _DEPTH: Final = 3
 _CONTAINERS: Final[tuple[Any, ...]] = (dict, list, tuple, set, frozenset)
 # Signs of a template: what stands in such an address is no password.
 _TEMPLATE: Final = frozenset("{}$<>*%")
-# A value of the environment that is too short could agree by chance.
-_SHORTEST: Final = 8
+_LARGEST: Final = 64 << 20
+_SMALL: Final = 64 << 10
 
 
 def refuse_text(text: str, where: str) -> None:
@@ -57,12 +56,45 @@ def refuse_values(values: Iterable[tuple[str, object]]) -> None:
     PayloadError
         One is.
     """
-    own = {text: name for name, text in os.environ.items() if len(text) >= _SHORTEST and secrets.is_name(name)}
     for where, value in values:
         for text in _texts(value, _DEPTH):
-            if text in own:
-                raise _refusal(where, own[text])
+            if name := secrets.of_environment(text):
+                raise _refusal(where, name)
             refuse_text(text, where)
+
+
+def refuse_files(files: Mapping[str, object]) -> None:
+    """Refuse a payload that holds such a text anywhere: in a closure, an object, what a function reaches.
+
+    Parameters
+    ----------
+    files : mapping
+        Of an `Artefact`. What is large is data, and is only looked into for secrets of this environment.
+
+    Raises
+    ------
+    PayloadError
+        It does.
+    """
+    for file, content in files.items():
+        where, text = f"What the job would get ({file})", _text_of(content)
+        if name := secrets.of_environment(text):
+            raise _refusal(where, name)
+        if len(text) <= _SMALL:
+            refuse_text(text, where)
+
+
+def _text_of(content: Any) -> str:
+    """What a pickle or a text holds, each byte a character; empty for a path, which was named as a file."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, bytes) and hasattr(content, "seek"):
+        content.seek(0)
+        data = content.read(_LARGEST + 1)
+        content.seek(0)
+    else:
+        data = content if isinstance(content, bytes) else b""
+    return data.decode("latin-1") if len(data) <= _LARGEST else ""
 
 
 def _texts(value: Any, depth: int) -> Iterator[str]:

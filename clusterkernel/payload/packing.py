@@ -193,8 +193,16 @@ class Packer:
         texts = {}
         for filename in sorted(self.pickler.sources):
             if lines := linecache.getlines(filename):
-                texts[filename] = "".join(lines)
+                texts[filename] = (_cell_name(filename), "".join(lines))
         return msgspec.json.encode(texts) if texts else None
+
+
+def _cell_name(filename: str) -> str:
+    """How IPython calls the cell of a code's file, ``Cell In[3]``; the file itself where it knows of none."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    found = shell.compile.format_code_name(filename) if shell else None
+    return " ".join(found) if found else filename
 
 
 def too_large(sizes: Sequence[Captured], limit: int, mend: str) -> PayloadError:

@@ -79,16 +79,34 @@ def _target(source: Path, workdir: Path) -> str:
 
 
 def _below(source: Path, target: str) -> Iterator[tuple[Path, str]]:
-    """A file itself, or those of a folder, without hidden folders and Python's caches."""
+    """A file itself, or those of a folder and of what is linked there, without hidden folders and Python's caches.
+
+    Raises
+    ------
+    SpecError
+        A pipe, a socket, a link that leads nowhere or in a circle: nothing is left out without a word.
+    """
     if not source.is_dir():
-        yield source, target
+        yield _regular(source), target
         return
-    for around, folders, names in os.walk(source):
+    above: dict[str, tuple[str, ...]] = {}
+    for around, folders, names in os.walk(source, followlinks=True):
+        here = os.path.realpath(around)
+        way = (*above.get(os.path.dirname(around), ()), here)
+        if here in way[:-1]:
+            raise SpecError(f"{_FLAG}: {around} leads back to {here}.", field=_FLAG, hint="Remove that link.")
+        above[around] = way
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
         for name in sorted(names):
-            path = Path(around) / name
-            if path.is_file():  # no pipes and sockets
-                yield path, str(Path(target) / path.relative_to(source))
+            path = _regular(Path(around) / name)
+            yield path, str(Path(target) / path.relative_to(source))
+
+
+def _regular(path: Path) -> Path:
+    if not path.is_file():
+        what = "leads nowhere" if path.is_symlink() and not path.exists() else "is no regular file"
+        raise SpecError(f"{_FLAG}: {path} {what}.", field=_FLAG, hint="Remove it, or name the files singly.")
+    return path
 
 
 def _read(path: Path, limit: int) -> tuple[int, bytes]:

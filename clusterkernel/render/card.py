@@ -110,6 +110,7 @@ def _metrics(view: JobView) -> str:
 def _facts(view: JobView, around: Around) -> list[tuple[str, str]]:
     """The rows that text and HTML share."""
     rows = [("Where", where(view)), ("Asked for", view.counts)]
+    rows.append(("Changed", ", ".join(f"{name} = {value}" for name, value in view.changed.items())))
     times = [say("submitted {moment}", moment=when(view.created))] if view.created else []
     if (ran := runtime(view, around.now)) is not None:
         lasted = format_duration(int(ran))
@@ -134,7 +135,9 @@ def _next(view: JobView, around: Around) -> list[str]:
     """The commands that make sense now."""
     if not view.state.terminal:
         return [f"%cluster_logs {view.id} -f", f"%cluster_cancel {view.id}"]
-    lines = [f"%cluster_logs {view.id}" + (f" --rank {view.rank}" if view.rank else "")]
+    lines = (
+        [f"%cluster_logs {view.id}" + (f" --rank {view.rank}" if view.rank else "")] if view.log or view.tail else []
+    )
     saved = {name for name, output in view.outputs.items() if not output.error}
     missing = [name for name in view.bind if name in saved and name not in around.bound]
     if missing:
@@ -145,7 +148,7 @@ def _next(view: JobView, around: Around) -> list[str]:
 
 
 def _progress_row(rows: Sequence[tuple[str, str]]) -> int:
-    return sum(name in {"Where", "Asked for", "Time"} for name, _ in rows)
+    return sum(name in {"Where", "Asked for", "Changed", "Time"} for name, _ in rows)
 
 
 def job_text(view: JobView, around: Around = _NOTHING) -> str:
@@ -157,7 +160,8 @@ def job_text(view: JobView, around: Around = _NOTHING) -> str:
     rows = _facts(view, around)
     if done := progress(view):
         rows.insert(_progress_row(rows), ("Progress", progress_text(*done)))
-    rows.append(("Next", "   ".join(_next(view, around))))
+    if lines_next := _next(view, around):
+        rows.append(("Next", "   ".join(lines_next)))
     lines += [f"  {word(name) + ':':<11}{text}" for name, text in rows]
     if view.state.terminal and view.state is not JobState.SUCCEEDED and (tail := clean_lines(view.tail.split("\n"), 8)):
         lines += [f"  {say('Last lines of its output')}:", *[f"    {line}" for line in tail]]
@@ -214,7 +218,8 @@ def job_html(view: JobView, around: Around = _NOTHING) -> str:
         rows.append((name, _row(name, html.escape(text), f"color:{color(loud)}" if loud else "")))
     if done := progress(view):
         rows.insert(_progress_row(rows), ("Progress", _row("Progress", bar(*done, [(done[0], look)]))))
-    rows.append(("Next", _row("Next", commands(_next(view, around)))))
+    if lines_next := _next(view, around):
+        rows.append(("Next", _row("Next", commands(lines_next))))
     table = f'<table style="{TABLE}">{caption(head)}<tbody>{"".join(row for _, row in rows)}</tbody></table>'
     return frame(look, table + _log(view))
 

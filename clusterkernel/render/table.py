@@ -122,7 +122,7 @@ def array_bundle(
     summary = say("{total} tasks: {states}", total=total, states=told)
     rest = say("{count} more are not shown", count=total - len(shown)) if len(shown) < total else ""
     lines = [f"%cluster_status {array_id}", f"%cluster_metrics {array_id}"]
-    failed = [view.id for view in shown if view.state.terminal and view.state is not JobState.SUCCEEDED]
+    failed = [view.id for view in shown if view.log and view.state.terminal and view.state is not JobState.SUCCEEDED]
     lines += [f"%cluster_logs {failed[0]}"] if failed else []
     if ended < total:
         lines.append(f"%cluster_cancel {array_id}")

@@ -1,4 +1,4 @@
-"""The runtime's command line: ``python RUNTIME {supervise,local,rank,rendezvous} ...``."""
+"""The runtime's command line: ``python RUNTIME {supervise,local,modal,rank,rendezvous} ...``."""
 
 import gc
 import os
@@ -20,6 +20,11 @@ def main(argv=None):
         from . import localrun
 
         localrun.main(rest[0], rest[1], int(rest[2]))
+        sys.exit(0)
+    if part == "modal":
+        from . import modalrun
+
+        modalrun.main(rest)
         sys.exit(0)
     if part == "rank":
         sys.exit(rank(os.environ))

@@ -3,6 +3,7 @@
 import os
 import sys
 
+from .payloadfile import with_cells
 from .verdict import by_signal, short
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -82,10 +83,10 @@ def traceback_of(error):
 
     tb = trim(error)
     try:
-        return "".join(traceback.format_exception(type(error), error, tb))
+        return with_cells("".join(traceback.format_exception(type(error), error, tb)))
     except BaseException:  # a broken __repr__, __cause__ or __notes__
         lines = traceback.format_tb(tb) + ["%s: %s\n" % (name_of(error), text_of(error))]
-        return "Traceback (most recent call last):\n" + "".join(lines)
+        return with_cells("Traceback (most recent call last):\n" + "".join(lines))
 
 
 def show(error):
@@ -107,10 +108,12 @@ def judge(error, received):
     if issubclass(kind, SystemExit):
         return _of_exit(SystemExit.__dict__["code"].__get__(error))
     text = traceback_of(error)
-    say(text)
+    ended = received is not None and issubclass(kind, (KeyboardInterrupt, _terminated()))
+    # Who ended the job knows why: where the code was then is kept in the report.
+    say(by_signal(received) + "\n" if ended else text)
     name = name_of(error)
     told = {"type": name, "message": short(text_of(error), _MESSAGE), "traceback": _end(text)}
-    if received is not None and issubclass(kind, (KeyboardInterrupt, _terminated())):
+    if ended:
         return {"state": "CANCELLED", "reason": by_signal(received), "exit_code": 128 + received, "error": told}
     line = one_line(error)
     reason = "%s: %s" % (name, line) if line else name

@@ -1,13 +1,10 @@
 """The local machine as a platform: one runner a job, which outlives the kernel.
 
 The runner starts the tasks' supervisors, as many at once as there are free
-slots on this machine, restarts what may be tried again, and writes the end of
-what died without a word. Slots are locks on files of a folder on local disk:
-they are free again when their holder dies, however it dies.
+slots on this machine (see `slots`), restarts what may be tried again, and
+writes the end of what died without a word.
 """
 
-import errno
-import fcntl
 import os
 import select
 import signal
@@ -16,6 +13,7 @@ import time
 
 from . import events, processes, verdict
 from .context import Context, read_json
+from .slots import Slots, give_back
 from .supervisor import GRACE, Supervisor
 
 _SLOT_POLL = 0.05
@@ -26,12 +24,13 @@ _KILL_PATIENCE = 5.0
 _GRACE = GRACE + 10.0
 
 
-def detach(job_dir):
+def detach(job_dir, prepare):
     """Fork twice, so that the runner has no terminal and no parent that waits. Returns in the runner alone.
 
     The first parent prints the runner's platform id and exits. The runner
     claims the job first: who finds the claim knows that the job is sent, and a
-    script that is run a second time starts nothing.
+    script that is run a second time starts nothing. What `prepare` does is
+    done before the id is told, and with it before a later job can be sent.
     """
     read_end, write_end = os.pipe()
     if os.fork():
@@ -51,6 +50,7 @@ def detach(job_dir):
     os.close(read_end)
     identity = "%s:%d:%d" % (os.uname().nodename, os.getpid(), processes.start_time(os.getpid()))
     holder = events.claim(os.path.join(job_dir, "claims", "runner"), identity)
+    prepared = prepare(identity) if holder == identity else None
     os.write(write_end, ("%s %s\n" % (identity, holder)).encode())
     os.close(write_end)
     if holder != identity:
@@ -58,7 +58,7 @@ def detach(job_dir):
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):
         os.dup2(null, number)
-    return identity
+    return prepared
 
 
 class _Supervisor(Supervisor):
@@ -93,17 +93,19 @@ class Runner(object):
     def __init__(self, job_dir, platform_id, slots_dir, slots):
         self.job_dir = job_dir
         self.platform_id = platform_id
-        self.slots_dir = slots_dir
-        self.slots = slots
+        self.slots = Slots(slots_dir, slots)
         job = read_json(os.path.join(job_dir, "job.json"))
         spec = job["spec"]
         self.tasks = job.get("tasks", 1)
+        self.array = job.get("array", False)
         resources = spec.get("resources", {})
         ranks = resources.get("tasks_per_node") or (resources.get("gpus_per_node") or {}).get("count", 1)
         self.world = ranks if spec.get("launcher", "none") == "none" else 1
+        # Of the task's processes, those of this runner: all of them, on one machine.
+        self.total, self.first = self.world, 0
         self.time_limit = spec.get("schedule", {}).get("time")
         self.backoff = spec.get("recovery", {}).get("backoff", 0)
-        self.parallelism = spec.get("parallelism") or slots
+        self.parallelism = spec.get("parallelism")
         self.waiting = [(0.0, task, 0) for task in range(self.tasks)]  # not before, task, attempt
         self.running = {}  # pid of a supervisor -> (task, attempt, rank)
         self.held = {}  # task -> slot's descriptor
@@ -132,38 +134,24 @@ class Runner(object):
                 self._cancel()
             self._kill_the_deaf()
             self._collect()
+        self.slots.leave()
 
     def _start(self):
         """Start what may start. True where something still waits for a slot or its time."""
         now = time.time()
-        for item in list(self.waiting):
-            not_before, task, attempt = item
-            if not_before > now:
-                continue
-            if len(self.held) >= self.parallelism:
-                return True
-            slot = self._take_slot()
+        for item in [item for item in self.waiting if item[0] <= now]:
+            _, task, attempt = item
+            if self.parallelism and len(self.held) >= self.parallelism:
+                break
+            slot = self.slots.take("%s_%d" % (self.job_dir, task) if self.array else self.job_dir)
             if slot is None:
                 return True
             self.waiting.remove(item)
             self.held[task] = slot
-            for rank in range(self.world):
+            for rank in range(self.first, self.first + self.world):
                 self._fork(task, attempt, rank)
+        self.slots.leave()  # nothing of it waits for a slot: others may pass
         return bool(self.waiting)
-
-    def _take_slot(self):
-        os.makedirs(self.slots_dir, 0o700, exist_ok=True)  # folders of temporary files are swept
-        for index in range(self.slots):
-            path = os.path.join(self.slots_dir, "slot-%d" % index)
-            slot = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return slot
-            except OSError as error:
-                os.close(slot)
-                if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    raise
-        return None
 
     def _fork(self, task, attempt, rank):
         runner = os.getpid()
@@ -180,10 +168,11 @@ class Runner(object):
                 os.close(number)
             for slot in self.held.values():
                 os.close(slot)
+            self.slots.let_go()
             os.setpgid(0, 0)
             processes.die_with_parent(runner)
-            context = Context(self.job_dir, task, rank, self.world, attempt, self.platform_id)
-            context.cpus = context.cpus or max(1, (os.cpu_count() or 1) // (self.slots * self.world))
+            context = Context(self.job_dir, task, rank, self.total, attempt, self.platform_id)
+            context.cpus = context.cpus or max(1, (os.cpu_count() or 1) // (self.slots.count * self.world))
             code = _Supervisor(context, self.time_limit).run()
         except BaseException:  # nothing may return into the runner's own code
             import traceback
@@ -215,7 +204,7 @@ class Runner(object):
             if outcome["state"] != "SUCCEEDED":
                 self._end(peers)
             if not peers:
-                os.close(self.held.pop(task))
+                give_back(self.held.pop(task))
                 self._retry(task, attempt)
 
     def _last_outcome(self, path):
@@ -295,7 +284,7 @@ class Runner(object):
             _, task, attempt = item
             if not ours or self._cancelled(task):
                 self.waiting.remove(item)
-                for rank in range(self.world if self._claim(task) else 0):
+                for rank in range(self.first, self.first + (self.world if self._claim(task) else 0)):
                     log = events.EventLog(self._events(task, attempt, rank))
                     log.write("outcome", state="CANCELLED", reason=reason)
                     log.close()
@@ -306,7 +295,13 @@ class Runner(object):
 def main(job_dir, slots_dir, slots):
     """Start a runner for `job_dir` in the background and print its platform id."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD)  # who learns our id may cancel at once
-    identity = detach(job_dir)
+
+    def prepare(identity):
+        runner = Runner(job_dir, identity, slots_dir, slots)
+        runner.slots.queue_up()
+        return runner
+
+    runner = detach(job_dir, prepare)
     log = os.open(os.path.join(job_dir, "runner.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 2)
-    Runner(job_dir, identity, slots_dir, slots).run()
+    runner.run()

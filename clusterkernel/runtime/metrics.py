@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Mapping
 
 from . import lean
 
@@ -21,11 +22,14 @@ _PATIENCE = 20
 _LARGEST = 1 << 63
 
 
-def log(step=None, epoch=None, **values):
+def log(metrics=None, /, *, step=None, epoch=None, **values):
     """Record metrics of this moment.
 
     Parameters
     ----------
+    metrics : mapping, optional
+        Names and numbers, as keywords are; ``"step"`` and ``"epoch"`` in it are what they say.
+        A number in its place is the step.
     step : int, optional
         The step of training that they belong to.
     epoch : float, optional
@@ -40,6 +44,12 @@ def log(step=None, epoch=None, **values):
     says so, once for its name. A disk that is full costs the record. Outside a job it
     checks its arguments and does nothing else.
     """
+    if isinstance(metrics, Mapping):
+        values = {**{str(name): value for name, value in metrics.items()}, **values}
+        step = values.pop("step", None) if step is None else step
+        epoch = values.pop("epoch", None) if epoch is None else epoch
+    elif step is None:
+        step = metrics
     numbers = {}
     for name, value in values.items():
         number = value if type(value) is float else _number(name, value)

@@ -31,15 +31,25 @@ def learn_sources(folder):
         sources = read_json(os.path.join(folder, "sources.json"))
     except (IOError, OSError):
         return
-    for filename, text in sources.items():
-        remember(filename, text)
+    for filename, (shown, text) in sources.items():
+        remember(filename, text, shown)
 
 
-def remember(filename, text):
-    """A source for linecache; without a time it is never looked up on disk."""
+def remember(filename, text, shown=None):
+    """A source for linecache, and how a traceback calls it; without a time it is never looked up on disk."""
     import linecache  # not before: it brings half of `re`, and most short tasks have no source to keep
 
-    linecache.cache[filename] = (len(text), None, lines(text), filename)
+    linecache.cache[filename] = (len(text), None, lines(text), shown or filename)
+
+
+def with_cells(text):
+    """A traceback's text with the notebook's cells called as IPython calls them."""
+    import linecache
+
+    for filename, entry in list(linecache.cache.items()):
+        if len(entry) == 4 and entry[1] is None and entry[3].startswith("Cell "):
+            text = text.replace('File "%s"' % filename, 'File "%s"' % entry[3])
+    return text
 
 
 def lines(text):

@@ -20,13 +20,23 @@ class Platform:
     ----------
     backend : str
         Its name.
+    shared : Path
+        A folder that the jobs see, too.
+    script : str
+        How the text begins that is sent.
+    own_folder : bool
+        Whether the job works in the job folder itself, and not in a copy of it.
     fields : dict
         What every job must ask for there (an account, a partition).
     """
 
-    def __init__(self, backend: str, shared: Path, **fields: Any) -> None:
+    def __init__(
+        self, backend: str, shared: Path, *, script: str = "#!/bin/bash", own_folder: bool = True, **fields: Any
+    ) -> None:
         self.backend = backend
         self.shared = shared
+        self.script = script
+        self.own_folder = own_folder
         self.fields = fields
 
     def executor(self, **wanted: Any) -> ck.Executor:
@@ -37,6 +47,12 @@ class Platform:
 def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Platform:
     monkeypatch.chdir(tmp_path)
     return Platform("local", tmp_path)
+
+
+def modal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Platform:
+    """The stand-in's containers are processes of this machine: they see the test's folder, and a copy of the job."""
+    monkeypatch.chdir(tmp_path)
+    return Platform("modal", tmp_path, script='"""Job 1', own_folder=False, time="5m")
 
 
 def slurm(env: Mapping[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch, **fields: Any) -> Platform:

@@ -26,7 +26,7 @@ from . import platforms
 
 LIMIT = 60.0
 
-PLATFORMS = ["local", pytest.param("slurm", marks=pytest.mark.slurm)]
+PLATFORMS = ["local", "modal", pytest.param("slurm", marks=pytest.mark.slurm)]
 if os.environ.get("CLUSTERKERNEL_TEST_PLATFORM"):  # inside test_contract_strict
     PLATFORMS = ["given"]
 
@@ -36,6 +36,9 @@ def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tm
     name = f"{re.sub(r'[^a-z0-9]+', '-', request.node.name)}-{os.getpid()}"
     if request.param == "local":
         return platforms.local(monkeypatch, tmp_path)
+    if request.param == "modal":
+        request.getfixturevalue("modal_server")
+        return platforms.modal(monkeypatch, tmp_path)
     if request.param == "given":
         # The environment of the strict cluster's user: SLURM_CONF and a folder on the late share.
         env = {"SLURM_CONF": os.environ["CLUSTERKERNEL_TEST_SLURM_CONF"]}
@@ -56,7 +59,7 @@ def test_a_call_returns_its_value(platform: platforms.Platform) -> None:
     assert job.done()
     assert not job.running()
     assert job.platform_id
-    assert job.script.startswith("#!/bin/bash")
+    assert job.script.startswith(platform.script)
 
 
 def test_keywords_closures_and_large_values_arrive(platform: platforms.Platform) -> None:
@@ -438,5 +441,6 @@ def test_files_are_taken_along_as_they_were(platform: platforms.Platform, monkey
     (folder / "data" / "a, b.csv").write_text("after")
     job.result(LIMIT)
     assert job.logs() == "before"
-    assert ex.submit(os.getenv, "CLUSTERKERNEL_FILES").result(LIMIT) == str(job.folder.path.parent / "2/payload/files")
+    where = Path(ex.submit(os.getenv, "CLUSTERKERNEL_FILES").result(LIMIT))
+    assert where == job.folder.path.parent / "2/payload/files" if platform.own_folder else where.name == "files"
     assert not platform.executor().submit(os.getenv, "CLUSTERKERNEL_FILES").result(LIMIT)

@@ -132,7 +132,7 @@ def test_no_secret_of_the_kernel_reaches_slurm_or_the_job(jobs: Jobs, monkeypatc
         (
             {"gpus_per_node": "h100:9", "partition": "gpu", "tasks_per_node": "1"},
             "node configuration",
-            "%cluster_nodes",
+            "At most h100:8 on one node, in partition gpu.",
         ),
         ({"constraint": "quantum"}, "feature", "--constraint"),
         ({"reservation": "none"}, "reservation", "--reservation"),
@@ -158,6 +158,12 @@ def test_ends_are_told_apart(jobs: Jobs, bare: Jobs, monkeypatch: pytest.MonkeyP
         "interpreter": (["true"], {"interpreter": "/not/there"}, "LAUNCH_FAILED", "The interpreter /not/there"),
         "folder": (["true"], {"workdir": "/not there"}, "LAUNCH_FAILED", "The working folder /not there"),
         "setup": (["true"], {"setup": ["exit 5"]}, "LAUNCH_FAILED", "setup line"),
+        "module": (
+            ["true"],
+            {"setup": ["echo so", "no-such load cuda"]},
+            "LAUNCH_FAILED",
+            "The setup line no-such load cuda failed with exit code 127: no-such: command not found.",
+        ),
         "no python": (["true"], {"interpreter": "/bin/false"}, "FAILED", "exit code 1"),
         "supervisor": (["sh", "-c", "kill -9 $PPID; sleep 30"], {}, "DIED", "SIGKILL"),
         "shell": (["sh", "-c", "kill -9 $(ps -o ppid= $PPID); sleep 30"], {}, "DIED", "SIGKILL"),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.kernel.conftest import Kernel, gate
+from tests.unit.making import until
 
 
 def jobs(own_folders: Path) -> int:
@@ -102,12 +103,21 @@ def test_a_reopened_notebook_takes_what_ended_meanwhile(
     assert jobs(own_folders) == 2, "what was taken once is run anew"
 
 
-def test_the_greeting_tells_what_ended(new_kernel: Callable[..., Kernel]) -> None:
+def test_the_greeting_tells_what_ended_unseen(
+    new_kernel: Callable[..., Kernel], tmp_path: Path, own_folders: Path
+) -> None:
+    wait, release = gate(tmp_path)
     first = new_kernel()
-    first.good("%%cluster_train --as job\n1 / 0")
-    first.good("job.wait()")
+    first.good("%%cluster_train --as seen\n1 / 0")
+    first.good("seen.wait()")
+    first.good("%unload_ext clusterkernel")
+    assert "Ended" not in first.good("%load_ext clusterkernel").text, "its end was shown here"
+    first.good(f"%%cluster_train --as job\n{wait}\n1 / 0")
     first.kill()
+    release()
+    events = (own_folders / "jobs" / "2").rglob
+    until(lambda: any('"outcome"' in path.read_text() for path in events("*.jsonl")), "its end")
     text = new_kernel(load=False).good("%load_ext clusterkernel").text
-    assert "Ended since last time: 1 (FAILED)" in text
+    assert "Ended since last time: 2 (FAILED)." in text
     assert len(text.strip().splitlines()) == 1
     assert "FAILED" not in new_kernel(load=False).good("%load_ext clusterkernel").text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+
 from tests.kernel.conftest import Kernel
 
 SCRIPT = """#!/bin/bash
@@ -56,7 +58,16 @@ def test_what_is_missing_is_said_in_one_line(kernel: Kernel) -> None:
 
 def test_a_script_is_checked(kernel: Kernel) -> None:
     put(kernel)
-    kernel.good("found = %cluster_check train.slurm --set NUM_NODES=2 --backend modal")
+    shown = kernel.good("found = %cluster_check train.slurm --set NUM_NODES=2 --backend modal\nfound")
+    (data,) = [m["content"]["data"] for m in shown.messages if m["msg_type"] == "execute_result"]
+    longest = kernel.value("max(found['message'], key=len)")
+    assert len(longest) > 50
+    assert html.escape(longest, quote=False) in data["text/html"]
+    assert longest in data["text/plain"]
+    assert kernel.value("type(found).__name__") == "DataFrame"
+    plain = kernel.good("import pandas as pd\npd.DataFrame({'x': ['y' * 60]})")
+    assert plain.result is not None
+    assert "y..." in plain.result, "other tables stay as pandas shows them"
     assert kernel.value("list(found.columns)") == ["level", "rule", "field", "message", "fix"]
     rules = kernel.value("list(found['rule'])")
     assert {"directive-variable", "secret-in-clear", "time-missing", "nothing-kept"} <= set(rules)

@@ -55,6 +55,15 @@ def test_empty_flags_are_refused_in_one_line(kernel: Kernel) -> None:
     kernel.good("%%cluster_train -i '' --dry-run\n1")
 
 
+def test_a_value_behind_a_secrets_name_is_not_echoed(kernel: Kernel) -> None:
+    ran = kernel.run("%%cluster_train --secrets WANDB,HF_TOKEN=abcd\n1")
+    said = (ran.text + ran.error).strip()
+    assert "--secrets takes names only" in said
+    assert "%cluster_secret set HF_TOKEN, and write --secrets HF_TOKEN." in said
+    assert "abcd" not in said
+    assert len(said.splitlines()) == 1
+
+
 def test_secrets_are_not_echoed(kernel: Kernel) -> None:
     for flags in ("--backend slurm --sbatch '--export=ALL,DB_PASSWORD=hunter22'", "--name hf_abcdefghijklmnopqrstuvwx"):
         for more in ("", " --dry-run"):

@@ -67,7 +67,7 @@ def test_a_cell_that_reads_the_name_is_refused_in_one_line(held: tuple[Kernel, C
         ran = kernel.run(f"touched = True\n{code}" if not code.startswith("%%") else code)
         assert not ran.ok, code
         assert LATE in ran.error, f"{code}: {ran.error}"
-        assert "%cluster_wait 1" in ran.error
+        assert "put %cluster_wait 1 in a cell before this one" in ran.error
         assert len(ran.error.strip().splitlines()) == 1, f"{code}: {ran.error}"
         assert ran.reply["ename"] == "PendingError"
     assert kernel.value("'touched' in globals()") is False, "no part of such a cell runs"
@@ -143,6 +143,8 @@ def test_what_the_person_put_there_stays(held: tuple[Kernel, Callable[[], None]]
     release()
     kernel.good("job.wait()")
     assert kernel.value("model") == "mine"
+    card = kernel.good("%cluster_status 1").displays[0]["data"]["text/plain"]
+    assert "model was not bound: it was assigned here meanwhile. %cluster_bind 1 model takes the job's." in card
     kernel.good("%cluster_bind 1")
     assert kernel.value("model") == 42
 

@@ -81,7 +81,7 @@ def test_help_shows_options_and_examples(kernel: Kernel) -> None:
 
 BAD = [
     ("%%cluster_train --node 2\n1", "Did you mean --nodes?"),
-    ("%%cluster_train --time 4\n1", "Write 4m, 4h or 4s."),
+    ("%%cluster_train --time 4\n1", "Write 4s, 4m, 4h or 4d."),
     ("%%cluster_train --memory 64\n1", "Write 64G or 64M."),
     ("%%cluster_train --memory 0G\n1", "out of range"),
     ("%%cluster_train --nodes 0\n1", "--nodes = '0' is out of range"),
@@ -94,6 +94,11 @@ BAD = [
     ("%%cluster_train --nodes {nope}\n1", "'nope' is not known"),
     ("%%cluster_train --name 'x\n1", "not closed"),
     ("%%cluster_train -o 1x\n1", "'1x' is not a name"),
+    ("%%cluster_train --as 1job\n1", "--as: '1job' is not a name. Write --as job."),
+    ("%%cluster_train -o print\nprint = 1", "-o: print is a builtin of Python"),
+    ("%%cluster_train --as max\n1", "--as: max is a builtin of Python"),
+    ("%%cluster_train --setup module load\n1", "A value with spaces goes into quotes"),
+    ("%cluster_wait $job.id", "Write {job.id}."),
     ("%%cluster_train -o model\nx = 1", "model"),
     ("%%cluster_train\nx = = 1", "syntax error on line 2"),
     ("import threading\nlock = threading.Lock()", None),
@@ -109,7 +114,7 @@ BAD = [
     ("%cluster_nodes --backend local", "The backend local has no nodes."),
     ("%cluster_logs 1 -n x", "is not a whole number"),
     ("%cluster_jobs --state GONE", "'GONE' is not a state"),
-    ("%cluster_wait 1 --timeout 5", "Write 5m, 5h or 5s."),
+    ("%cluster_wait 1 --timeout 5", "Write 5s, 5m, 5h or 5d."),
     ("%cluster_rerun 99 --set lr", "There is no job 99"),
     ("%%cluster_train --axolotl -o x\nbase_model: a", "takes neither -i nor -o"),
     ("%%cluster_train --axolotl\nbase_model: [1", "no valid YAML"),
@@ -204,6 +209,53 @@ def test_following_prints_what_the_job_prints(kernel: Kernel, tmp_path: Path) ->
     assert "SUCCEEDED" in ran.text
 
 
+def test_following_a_job_that_waits_says_so_once_for_each_state(kernel: Kernel, tmp_path: Path) -> None:
+    """Without a word a person could not tell it from a hang."""
+    wait, release = gate(tmp_path)
+    kernel.good(f"%%cluster_train --as job\n{wait}\nprint('out')")
+    sent = kernel.send("%cluster_logs 1 -f")
+    kernel.until_text(sent, "Job 1 is RUNNING; waiting for its first line, interrupt to stop.\n")
+    release()
+    ran = kernel.collect(sent)
+    assert ran.ok
+    assert ran.text.count("is RUNNING") == 1
+    assert ran.text.endswith("out\nJob 1: SUCCEEDED\n")
+
+
+def test_a_variable_that_holds_a_job_stands_for_its_id(kernel: Kernel) -> None:
+    kernel.good("%%cluster_train --as sl --wait\nspare = 3")
+    kernel.good("%cluster_wait sl")
+    kernel.good("%cluster_bind sl spare")
+    assert kernel.value("spare") == 3
+    assert kernel.good("%cluster_logs sl").text == "Job 1 (SUCCEEDED) printed nothing.\n"
+    assert "'spare' is not a job's number" in kernel.run("%cluster_logs spare").error
+
+
+def test_what_a_rerun_changed_stands_on_its_card(kernel: Kernel) -> None:
+    kernel.good("lr = 0.5")
+    kernel.good("%%cluster_train -o twice --wait\ntwice = lr * 2")
+    kernel.good("%cluster_rerun 1 --set lr=3 --wait")
+    card = kernel.good("%cluster_status 2").displays[0]["data"]["text/plain"]
+    assert "Changed:   lr = 3\n" in card
+    assert "Changed" not in kernel.good("%cluster_status 1").displays[0]["data"]["text/plain"]
+
+
+def test_a_cancelled_job_tells_the_reason_and_no_traceback(kernel: Kernel, tmp_path: Path) -> None:
+    wait, _ = gate(tmp_path)
+    kernel.good(f"%%cluster_train --as job\nprint('begun', flush=True)\n{wait}")
+    sent = kernel.send("%cluster_logs 1 -f")
+    kernel.until_text(sent, "begun")
+    kernel.interrupt()
+    kernel.collect(sent)
+    kernel.good("%cluster_cancel 1")
+    kernel.good("job.wait()")
+    card = kernel.good("%cluster_status 1").displays[0]["data"]["text/plain"]
+    assert "Cancelled" in card
+    assert "Reason:" in card
+    assert "Traceback" not in card
+    assert "Terminated" not in card
+
+
 def test_line_magics_in_turn(kernel: Kernel) -> None:
     kernel.good("lr = 0.5")
     kernel.good("%%cluster_train -o twice --as job --wait\nimport sys\nprint('out')\nprint('err', file=sys.stderr)\n"
@@ -250,3 +302,14 @@ def test_no_card_and_no_print_lands_in_another_cell(kernel: Kernel, tmp_path: Pa
     assert ran.text == "mine\n"
     assert kernel.updates_of(card), "the card was kept up to date while another cell ran"
     assert kernel.strays == []
+
+
+def test_a_function_s_traceback_names_the_cell_that_it_came_from(kernel: Kernel) -> None:
+    kernel.good("import clusterkernel as ck\nex = ck.Executor('local')")
+    kernel.good("def fails(x):\n    y = x\n    return y / 0")
+    kernel.good("job = ex.submit(fails, 1)\njob.wait()")
+    said = kernel.value("job.logs()")
+    assert ", line 3, in fails\n    return y / 0" in said
+    assert 'File "Cell In[' in said
+    assert "ipykernel" not in said
+    assert "ipykernel" not in kernel.run("job.result()").error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 import clusterkernel as ck
 from clusterkernel import fields, paths, profiles
-from clusterkernel.errors import ClusterKernelError, SpecError
+from clusterkernel.errors import ClusterKernelError, FormatError, PayloadError, SpecError
 from clusterkernel.jobs import Job
 
 HUGE = 10**5000
@@ -141,3 +142,17 @@ def test_names_and_items_that_no_record_could_hold(own_folders: Path) -> None:
     assert jobs.results(60) == [1, 1]
     give.__name__ = give.__qualname__ = "\ud800"
     assert ex.submit(give, 1).result(60) == 1
+
+
+def test_what_does_not_end_is_refused() -> None:
+    ex = ck.Executor("local")
+    for call in (ex.map_jobs, ex.map):
+        with pytest.raises(PayloadError, match=r"more than 1,000,000 items\. Does what gives them end\?"):
+            call(abs, itertools.count())
+    with pytest.raises(PayloadError, match=r"100,001 tasks, more than 100,000\. Write chunksize=101:"):
+        ex.map_jobs(abs, range(100_001))
+
+
+def test_values_are_a_mapping() -> None:
+    with pytest.raises(FormatError, match=r"values = '3' names no variables\. Write values="):
+        ck.convert("#!/bin/bash\n#SBATCH -N 1\ntrue\n", to="modal", values=3)  # type: ignore[arg-type]

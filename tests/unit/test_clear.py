@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -129,3 +130,34 @@ def test_the_environment_goes_by_reference(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("ONLY_HERE", "changed")
     assert before is not None
     assert digest(os.environ) == before
+
+
+class Client:
+    """An object of a package: it travels as it is."""
+
+    def __init__(self, key: object) -> None:
+        self.key = key
+
+
+@pytest.mark.parametrize("value", [KEY, KEY.encode(), "hunter2hunter2"])
+def test_nothing_that_travels_holds_a_secret(value: str | bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DB_PASSWORD", "hunter2hunter2")
+    ex = ck.Executor("local")
+
+    def closed_over() -> object:
+        return value
+
+    for fn, *args in ((closed_over,), (functools.partial(len, value),), (type, Client(value))):
+        said = refusal(ex.submit, fn, *args)
+        assert "holds a secret in the clear" in said
+        assert "hunter2" not in said
+    assert "holds a secret" in refusal(ex.map_jobs, type, [Client(value)])
+    assert ex.submit(len, "hunter2").result(60) == 7
+
+
+def test_no_field_of_the_spec_holds_a_secret_of_this_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DB_PASSWORD", "hunter2hunter2")
+    for given in ({"env": "A=hunter2hunter2"}, {"setup": "login hunter2hunter2"}):
+        said = refusal(ck.Executor, "local", **given)
+        assert "would write DB_PASSWORD into the job's script" in said
+        assert "hunter2" not in said

@@ -337,3 +337,28 @@ def test_nothing_but_our_own_errors() -> None:
     for source, to in (("x\n", "slurm"), ("#!/bin/bash\n", "nothing"), ("gpu: [\n", "slurm")):
         with pytest.raises(ClusterKernelError):
             convert(source, to)
+
+
+@pytest.mark.parametrize(
+    ("to", "mend"),
+    [
+        ("modal", "modal secret create HF_TOKEN HF_TOKEN=... gives Modal its value."),
+        (
+            "kubernetes",
+            "kubectl create secret generic hf-token --from-literal=HF_TOKEN=... gives the cluster its value.",
+        ),
+        ("slurm", "%cluster_secret set HF_TOKEN keeps its value."),
+    ],
+)
+def test_a_secret_is_kept_where_the_target_looks_for_it(to: str, mend: str) -> None:
+    done = convert("#!/bin/bash\n#SBATCH --nodes=1\nexport HF_TOKEN=hf_%s\npython train.py\n" % ("a" * 24), to)
+    (row,) = [row for row in done.rows if row.field == "secrets.HF_TOKEN"]
+    assert row.reason.endswith(mend)
+    assert row.reason.count("HF_TOKEN") == mend.count("HF_TOKEN")
+
+
+def test_an_app_tells_the_time_that_it_asks_for() -> None:
+    done = convert("#!/bin/bash\n#SBATCH --time=2-00:00:00 --gres=gpu:h100:8\npython train.py\n", "modal")
+    assert "timeout=86400" in done.text
+    assert "at most 1d" in done.text
+    assert "2d" not in done.text

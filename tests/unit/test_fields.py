@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,7 +86,7 @@ def test_none_leaves_the_base() -> None:
         ({"gpus_pr_node": 2}, "Did you mean gpus_per_node?"),
         ({"memory": "64"}, "--memory = '64' has no unit. Write 64G or 64M."),
         ({"memory": 64}, "--memory = '64' has no unit. Write 64G or 64M."),
-        ({"time": 4}, "--time = '4' has no unit. Write 4m, 4h or 4s."),
+        ({"time": 4}, "--time = '4' has no unit. Write 4s, 4m, 4h or 4d."),
         ({"time": "1:30"}, "--time = '1:30' can be read two ways."),
         ({"time": "0h"}, "--time = '0h' is out of range."),
         ({"memory": "0G"}, "--memory = '0G' is out of range."),
@@ -305,3 +306,12 @@ def test_only_what_may_be_given_often_repeats() -> None:
         *("env", "secrets", "setup", "files", "volumes", "tags"),
     }
     assert fieldtext.parse(FIELDS["files"], "a.csv, b.csv", "--files") == ("a.csv", "b.csv")
+
+
+def test_a_path_is_as_good_as_its_text() -> None:
+    paths = {"workdir": Path("/data/run,1"), "files": [Path("a,b"), "c"], "interpreter": Path("/usr/bin/python3")}
+    environment = build(paths).environment
+    assert environment.workdir == "/data/run,1"
+    assert list(environment.files) == ["a,b", "c"]
+    assert build({"files": Path("a,b")}).environment.files == environment.files[:1]
+    assert environment.interpreter == "/usr/bin/python3"

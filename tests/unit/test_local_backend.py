@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from clusterkernel import rescue
+from clusterkernel.backends import local
 from clusterkernel.backends.local import LocalBackend
-from clusterkernel.errors import JobRootError
+from clusterkernel.errors import JobRootError, SubmissionError
 from clusterkernel.jobfolder import WITHDRAWN, JobFolder
 from clusterkernel.jobroot import JobRoot
 from clusterkernel.jobs import of_folder
@@ -181,3 +182,78 @@ def test_a_runtime_that_others_can_write_to_is_refused(inner: str) -> None:
     folder.chmod(0o777)
     with pytest.raises(JobRootError, match="can be written by another user"):
         root.runtime()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (
+            "no-such-module load cuda",
+            "The setup line no-such-module load cuda failed with exit code 127: no-such-module: command not found. "
+            "Put || true behind it where that does no harm.",
+        ),
+        ("exit 3", "A setup line ended the script with exit code 3: setting up."),
+    ],
+)
+def test_a_setup_line_that_fails_ends_the_job_before_its_code(line: str, reason: str, tmp_path: Path) -> None:
+    folder = making.job(JobRoot(), "touch", str(tmp_path / "ran"), setup=["echo setting up", line])
+    folder.prepare()
+    Submitter().submit(folder)
+    job = of_folder(folder)
+    assert job.wait(making.CEILING) is JobState.LAUNCH_FAILED
+    assert job.reason == reason
+    assert job.logs().startswith("setting up")
+    assert not (tmp_path / "ran").exists()
+    stop_all()
+
+
+def test_what_setup_lines_print_is_in_the_log(started: list[JobFolder]) -> None:
+    folder = making.job(JobRoot(), "echo", "mine", setup=["echo out", "echo err >&2"])
+    folder.prepare()
+    started.append(folder)
+    Submitter().submit(folder)
+    job = of_folder(folder)
+    assert job.wait(making.CEILING) is JobState.SUCCEEDED
+    assert job.logs() == "out\nerr\nmine"
+    assert job.logs(2) == "err\nmine"
+
+
+@pytest.mark.parametrize(
+    "line", ["exec >/dev/null 2>&1", "exec 1>&-", r"printf 'caf\351'", "sleep 600 & echo $! >$PIDS"]
+)
+def test_whatever_a_setup_line_does_to_the_output_the_job_is_sent_once(
+    line: str, started: list[JobFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
+    folder = making.job(JobRoot(), "sh", "-c", f"echo ran >> {tmp_path}/ran", setup=[line])
+    folder.prepare()
+    started.append(folder)
+    Submitter().submit(folder)
+    job = of_folder(folder)
+    assert job.wait(making.CEILING) is JobState.SUCCEEDED
+    assert (tmp_path / "ran").read_text() == "ran\n"
+    assert folder.refused() == ""
+    if (pids := tmp_path / "pids").exists():
+        os.kill(int(pids.read_text()), signal.SIGKILL)
+
+
+def test_setup_lines_that_hang_start_nothing_late(
+    started: list[JobFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_PATIENCE", 0.3)
+    wait = f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; touch {tmp_path}/went"
+    folder = making.job(JobRoot(), "touch", str(tmp_path / "ran"), setup=[f"echo $$ > {tmp_path}/pid", wait])
+    folder.prepare()
+    with pytest.raises(SubmissionError, match=r"did not start its job within 0\.3 s"):
+        LocalBackend().submit(folder)
+    assert not processes.start_time(int((tmp_path / "pid").read_text()))
+    assert not (tmp_path / "went").exists()
+
+
+def test_one_odd_identity_hides_no_other_job(started: list[JobFolder], tmp_path: Path) -> None:
+    good, odd = waiting(tmp_path / "go"), waiting(tmp_path / "go")
+    started.append(good)
+    good.write_submission(LocalBackend().submit(good))
+    odd.write_submission(Submission(platform_ids=(("8123", 0, 1),), cluster="here"))
+    assert [*LocalBackend().poll([odd, good])] == [good.id]
+    (tmp_path / "go").touch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -114,6 +115,18 @@ def test_every_magic_has_help_with_an_example(command: commands.Command) -> None
     for option in commands.details(command).options:
         assert (option.flags[0] if option.flags[0].startswith("-") else option.metavar) in text
         assert option.help.endswith(".")
+
+
+def test_the_value_in_a_flags_help_can_be_typed_as_it_stands() -> None:
+    for command in commands.COMMANDS:
+        about, parser = commands.details(command), commands.parser_of(command)
+        first = ["12" for option in about.options if not option.flags[0].startswith("-") and not option.many]
+        for option in about.options:
+            for example in re.findall(rf"{option.flags[0]} (?:\"[^\"]*\"|'[^']*'|\S+)(?=[.,]? |\.?$)", option.help):
+                parse(parser, about.options, [*first, *split(example, {})])
+            if option.flags[0].startswith("--") and option.metavar and option.many != "switch":
+                typed = split(f"{option.flags[0]} {option.metavar}", {})
+                assert len(typed) == 2, "a value with spaces is shown in quotes"
 
 
 def test_examples_can_be_parsed() -> None:

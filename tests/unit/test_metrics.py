@@ -38,6 +38,21 @@ def test_a_record(out):
     assert record == {"source": "log", "rank": 0, "step": 3, "epoch": 0.5, "values": {"loss": 0.25, "acc": 1.0}}
 
 
+def test_metrics_may_come_in_a_mapping(out):
+    """As wandb and MLflow take them."""
+    metrics.log({"loss": 0.25, "step": 3, "epoch": 0.5})
+    metrics.log({"loss": 0.5}, step=4, acc=1)
+    metrics.log(5, loss=0.75)
+    metrics.log(metrics=2, loss=1)
+    found = [(each["step"], each["epoch"], each["values"]) for each in records(out)]
+    assert found == [
+        (3, 0.5, {"loss": 0.25}),
+        (4, None, {"loss": 0.5, "acc": 1.0}),
+        (5, None, {"loss": 0.75}),
+        (None, None, {"metrics": 2.0, "loss": 1.0}),
+    ]
+
+
 def test_step_and_epoch_may_be_left_out(out):
     metrics.log(loss=1)
     assert records(out)[0]["step"] is records(out)[0]["epoch"] is None

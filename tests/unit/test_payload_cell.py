@@ -93,8 +93,23 @@ def test_outputs_are_what_the_cell_assigns_without_imports(notebook: Notebook, t
     assert artefact.outputs == ("a", "rest", "f", "C", "i", "b")
 
 
-def test_title_is_the_first_line_that_says_something(notebook: Notebook, tmp_path: Path) -> None:
-    assert notebook.ship("\n# fit\n\nmodel = 1\n", tmp_path).title == "model = 1"
+@pytest.mark.parametrize(
+    ("source", "title"),
+    [
+        ("\n# fit\n\nmodel = 1\n", "model"),
+        ("_, (a, b) = 1, (2, 3)", "a"),
+        ("d = {}\nd[0] = 1", "d"),
+        ("def main(): pass\nfor i in range(3):\n    print(i)\n    main()", "main"),
+        ("import math\nprint(math.sqrt(4))", "math.sqrt"),
+        ("print(1)", "print"),
+        ("# only said\n1 + 1", "only said"),
+        ("1 + 1", "1 + 1"),
+    ],
+)
+def test_title_is_what_the_cell_makes_calls_or_says(
+    notebook: Notebook, tmp_path: Path, source: str, title: str
+) -> None:
+    assert notebook.ship(source, tmp_path).title == title
 
 
 def test_class_of_a_captured_object_brings_what_its_methods_use(notebook: Notebook, tmp_path: Path) -> None:

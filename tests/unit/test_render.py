@@ -185,6 +185,11 @@ def test_a_name_that_did_not_come_stands_in_the_title() -> None:
     assert "but without a, b, c and 2 more" in render.job_text(many)
 
 
+def test_no_output_is_offered_where_nothing_was_printed() -> None:
+    assert "%cluster_logs" not in render.job_text(view(JobState.LAUNCH_FAILED))
+    assert "%cluster_logs" not in render.job_html(view(JobState.LAUNCH_FAILED))
+
+
 def test_the_output_of_the_rank_that_failed_is_one_command_away() -> None:
-    assert "%cluster_logs 12 --rank 3" in render.job_text(view(JobState.FAILED, rank=3))
+    assert "%cluster_logs 12 --rank 3" in render.job_text(view(JobState.FAILED, rank=3, log="/jobs/12/3"))
     assert "--rank" not in render.job_text(view(JobState.FAILED))

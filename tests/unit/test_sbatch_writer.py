@@ -359,7 +359,13 @@ def test_a_later_attempt_has_its_own_record(run: Any) -> None:
     ("fields", "python", "phase", "reason"),
     [
         ({"setup": ["exit 5"]}, "/bin/sh", "setup", ""),
-        ({"setup": ["set -e", "false"]}, "/bin/sh", "setup", ""),
+        ({"setup": ["set -e", "false"]}, "/bin/sh", "setup", "The setup line false failed with exit code 1."),
+        (
+            {"setup": ["if true; then", r'no-such-module load "a\b"', "fi"]},
+            "/bin/sh",
+            "setup",
+            r'The setup line no-such-module load "a\b" failed with exit code 127.',
+        ),
         ({"workdir": "/not \"there\" 'x'"}, "/bin/sh", "folder", "The working folder /not \"there\" 'x' is not there"),
         ({}, '/not/"there"', "interpreter", 'The interpreter /not/"there" is not there on node n1.'),
         ({}, "no-such-python", "interpreter", "The interpreter no-such-python is not there on node n1."),
@@ -373,8 +379,15 @@ def test_what_ends_before_python_says_why(
     assert "never" not in done.stdout
     assert record["phase"] == phase
     assert record["reason"].startswith(reason)
-    if reason:
+    if reason and phase != "setup":
         assert reason.split('"')[0] in done.stderr
+
+
+def test_what_may_fail_in_a_setup_line_ends_nothing(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "rc").write_text("false\ngrep -q a /dev/null\ntrue\n")
+    lines = [f". {tmp_path}/rc", "false || true", "[ -e /not/there ] && exit 9", "inner() { false; true; }; inner"]
+    done, (record,) = run(build({"setup": lines}), "false; echo there")
+    assert (done.stdout, record["phase"], record["reason"]) == ("there\n", "launch", "")
 
 
 def test_variables_and_setup_lines_reach_the_program(run: Any, tmp_path: Path) -> None:

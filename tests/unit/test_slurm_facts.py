@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterkernel.advice import Facts
-from clusterkernel.backends.slurm import facts
+from clusterkernel.backends.slurm import facts, refusals
 from clusterkernel.backends.slurm.commands import Answer, LocalTransport
 from clusterkernel.backends.slurm.records import SEPARATOR
 from clusterkernel.errors import BackendUnavailable
@@ -130,3 +130,22 @@ def test_a_real_cluster_tells(slurm_cluster: Any, monkeypatch: pytest.MonkeyPatc
     assert found.operator is True
     assert found.node_cpus
     assert found.node_memory
+
+
+@pytest.mark.parametrize(
+    ("fields", "mend"),
+    [
+        ({"gpus_per_node": "h100:8"}, "Partition gpu has h100:8: set --partition gpu."),
+        ({"gpus_per_node": "2"}, "Partition gpu has 2 GPUs: set --partition gpu."),
+        ({"gpus_per_node": "h100:99"}, "At most h100:8 on one node, in partition gpu."),
+        ({"gpus_per_node": "h100:8", "nodes": "2"}, "At most 1 node of a partition has h100:8: gpu."),
+        ({"gpus_per_node": "b200:8"}, "No node has b200. There is a100:4 in partition gpu, h100:8 in partition gpu."),
+        ({"gpus_per_node": "h100:8", "partition": "gpu"}, "%cluster_nodes shows what there is."),
+        ({"cpus_per_task": "512"}, "%cluster_nodes shows what there is."),
+    ],
+)
+def test_a_refusal_says_where_the_gpus_are(fields: dict[str, str], mend: str) -> None:
+    said = "sbatch: error: Batch job submission failed: Requested node configuration is not available"
+    error = refusals.refusal(said, build(fields), cluster())
+    assert str(error).startswith("Slurm refused the job: Requested node configuration is not available.")
+    assert error.hint.endswith(mend)

@@ -328,7 +328,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("plugins")
 def test_backends_are_found_by_name_and_broken_ones_hurt_nobody_else() -> None:
-    assert registry.names() == ("broken", "good", "local", "slurm")
+    assert registry.names() == ("broken", "good", "local", "modal", "slurm")
     assert isinstance(registry.get("good"), Canned)
     assert registry.get("slurm") is registry.get("slurm")
     with pytest.raises(BackendError, match="'broken' cannot be loaded: ModuleNotFoundError"):

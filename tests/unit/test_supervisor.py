@@ -21,6 +21,7 @@ from clusterkernel import ledger, logs
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
 from clusterkernel.runtime import processes, verdict
+from clusterkernel.runtime import slots as machine
 from tests.unit import making
 from tests.unit.making import records, until
 
@@ -627,6 +628,46 @@ def test_a_slot_is_free_again_when_its_holder_is_killed(run: Any, tmp_path: Path
     os.kill(first.pid, signal.SIGKILL)
     second.wait()
     assert states(second.folder) == ["SUCCEEDED"]
+
+
+def test_jobs_run_in_the_order_in_which_they_were_sent(run: Any, tmp_path: Path) -> None:
+    first = run(job(*WAITS), slots=1)
+    said(first.folder)
+    text = "echo $CLUSTERKERNEL_JOB >>order"
+    folders = [shell(text, workdir=str(tmp_path), tasks=tasks) for tasks in (1, 3, 1, 1, 1)]
+    runners = [run(folder, slots=1) for folder in folders]
+    first.cancel()
+    for runner in runners:
+        runner.wait()
+    ids = [line.split("_")[0] for line in (tmp_path / "order").read_text().split()]
+    assert ids == [folder.id for folder in folders for _ in range(folder.record.tasks)]
+    assert [name for name in os.listdir(first.slots_dir) if not name.startswith("slot-")] == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_one_that_waits_in_front_and_is_no_more_is_passed_over(run: Any, signum: signal.Signals) -> None:
+    first = run(job(*WAITS), slots=1)
+    said(first.folder)
+    ahead = run(shell("exit 0"), slots=1)
+    os.kill(ahead.pid, signum)
+    last = run(shell("exit 0"), slots=1)
+    first.cancel()
+    last.wait()
+    assert states(last.folder) == ["SUCCEEDED"]
+    assert records(ahead.folder, "started") == []
+
+
+def test_who_holds_the_slots_is_known(run: Any) -> None:
+    first = run(job(*WAITS), slots=2)
+    array = run(shell("echo $$; exec sleep 1000", tasks=2), slots=2)
+    said(first.folder)
+    said(array.folder)
+    assert machine.holders(str(first.slots_dir)) == [str(first.folder.path), f"{array.folder.path}_0"]
+    first.kill()
+    until(lambda: machine.holders(str(first.slots_dir)) == [f"{array.folder.path}_{task}" for task in (1, 0)])
+    array.cancel()
+    array.wait()
+    assert machine.holders(str(first.slots_dir)) == []
 
 
 def test_slots_that_were_swept_away_are_made_again(run: Any) -> None:

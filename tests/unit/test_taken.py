@@ -103,3 +103,26 @@ def test_a_comma_survives_being_written() -> None:
     assert spec.tags == ("x,y",)
     assert fields.build(fields.flatten(spec)) == spec
     assert fields.build(fields.values(spec)) == spec
+
+
+def test_what_is_linked_goes_along(here: Path, tmp_path: Path) -> None:
+    (tmp_path / "big").mkdir()
+    (tmp_path / "big" / "c.csv").write_text("5,6")
+    (here / "data" / "train").symlink_to(tmp_path / "big")
+    (here / "data" / "one.csv").symlink_to(tmp_path / "far.txt")
+    job = ck.Executor("local", files=["data"]).submit(read)
+    found = job.result(CEILING)
+    assert found["data/train/c.csv"] == "5,6"
+    assert found["data/one.csv"] == "far"
+
+
+@pytest.mark.parametrize("odd", ["pipe", "nowhere", "circle"])
+@pytest.mark.parametrize("named", ["data", "itself"])
+def test_nothing_is_left_out_without_a_word(here: Path, odd: str, named: str) -> None:
+    path = here / "data" / odd
+    if odd == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("gone" if odd == "nowhere" else ".")
+    with pytest.raises(SpecError, match=r"pipe is no regular|leads nowhere|is not in|leads back"):
+        taken.with_files(command.build(["true"]), environment("data" if named == "data" else f"data/{odd}"))

@@ -241,12 +241,15 @@ def test_a_list_does_not_wait_for_a_platform_that_hangs(platform: Platform, monk
 # -- folders that go ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", ["unsent", "sent"])
+@pytest.mark.parametrize("state", ["unsent", "sent", "made again"])
 def test_a_removed_folder_ends_the_job_with_a_sentence(platform: Platform, state: str) -> None:
-    folder = sent() if state == "sent" else make()
+    folder = make() if state == "unsent" else sent()
     job = of_folder(folder)
     other = of_folder(sent())
     shutil.rmtree(folder.path)
+    if state == "made again":  # by a process of the job, which still writes
+        folder.prepare()
+        folder.out().mkdir(parents=True)
     assert job.wait(making.CEILING) is JobState.LOST
     assert job.reason == f"Its folder {folder.path} was removed."
     with pytest.raises(JobLost, match="was removed"):

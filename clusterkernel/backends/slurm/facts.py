@@ -14,7 +14,7 @@ from clusterkernel.errors import BackendUnavailable
 from clusterkernel.formats.sbatch import values as sbatch_values
 from clusterkernel.spec import JobSpec
 
-__all__ = ["gather"]
+__all__ = ["gather", "goes_to"]
 
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)")
 # Switches that make --network mean something: HPE Slingshot, and Cray's of old.
@@ -66,6 +66,11 @@ def _time(text: str) -> int | None:
         return sbatch_values.time(text)
     except ValueError:
         return None
+
+
+def goes_to(transport: Transport, spec: JobSpec) -> str | None:
+    """The partition that the job goes to: the first that it names, or the cluster's default."""
+    return _partition(transport, spec)[0]
 
 
 def _partition(transport: Transport, spec: JobSpec) -> tuple[str | None, int | None, int | None]:

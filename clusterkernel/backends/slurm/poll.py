@@ -33,6 +33,7 @@ from clusterkernel.backends.slurm.records import (
 )
 from clusterkernel.backends.slurm.states import Record, Verdict, judge
 from clusterkernel.errors import BackendUnavailable
+from clusterkernel.formats import setup_lines
 from clusterkernel.formats.sbatch.directives import may_requeue
 from clusterkernel.formats.sbatch.writer import clean_name
 from clusterkernel.jobfolder import JobFolder
@@ -331,7 +332,10 @@ def _with_shell(verdict: Verdict, part: _Part, task: int, attempt: int) -> Verdi
     platform_id = part.platform_id(task)
     record = layout.shell_record(part.folder, attempt, task, platform_id)
     if record is not None and (record.reason or record.phase == "setup"):
-        reason = record.reason or f"A setup line ended the script with exit code {record.exit_code}."
+        reason = record.reason
+        if record.phase == "setup":
+            told = reason or f"A setup line ended the script with exit code {record.exit_code}."
+            reason = setup_lines.reason(told, layout.last_line(layout.batch_log(part.folder, platform_id)))
         return Verdict(state=JobState.LAUNCH_FAILED, reason=reason, exit_code=record.exit_code)
     if verdict.state is not JobState.FAILED or layout.started(part.folder, attempt, task):
         return verdict

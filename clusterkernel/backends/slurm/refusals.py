@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
+from clusterkernel.backends.slurm import tables
 from clusterkernel.backends.slurm.commands import Transport
+from clusterkernel.backends.slurm.facts import goes_to
 from clusterkernel.errors import BackendUnavailable, SubmissionError, nearest
 from clusterkernel.spec import JobSpec
 
@@ -59,6 +61,47 @@ def _qos(spec: JobSpec, transport: Transport) -> str:
     return f"Your QOS: {', '.join(known)}." if known else "Set --qos to one that you may use."
 
 
+def _gpus_or(text: str) -> Callable[[JobSpec, Transport], str]:
+    """Where the GPUs are that the job asks for; `text` where they are not what is missing."""
+    return lambda spec, transport: _gpus(spec, transport) or text
+
+
+def _gpus(spec: JobSpec, transport: Transport) -> str:
+    wanted, nodes = spec.resources.gpus_per_node, spec.resources.nodes
+    try:
+        rows = [row for row in tables.nodes(transport) if row["gpus"]]
+    except BackendUnavailable:
+        return ""
+    if wanted is None or not rows:
+        return ""
+    fitting = [row for row in rows if wanted.type in (None, (row["gpu_type"] or "").lower())]
+    if not fitting:
+        have = sorted({f"{_gpus_of(row)} in partition {row['partition']}" for row in rows})
+        return f"No node has {wanted.type}. There is {', '.join(have)}."
+    most = max(fitting, key=lambda row: int(row["gpus"]))
+    if most["gpus"] < wanted.count:
+        return f"At most {_gpus_of(most)} on one node, in partition {most['partition']}."
+    found: dict[str, set[str]] = {}
+    for row in fitting:
+        if row["gpus"] >= wanted.count:
+            found.setdefault(row["partition"], set()).add(row["node"])
+    enough = sorted(partition for partition, names in found.items() if len(names) >= nodes)
+    if not enough:
+        largest = max(found, key=lambda partition: len(found[partition]))
+        count = len(found[largest])
+        which = "1 node of a partition has" if count == 1 else f"{count} nodes of a partition have"
+        return f"At most {which} {wanted}: {largest}."
+    if goes_to(transport, spec) in enough:
+        return ""  # something else is missing
+    has = "has" if len(enough) == 1 else "have"
+    what = str(wanted) if wanted.type else f"{wanted} GPUs"
+    return f"Partition {', '.join(enough)} {has} {what}: set --partition {enough[0]}."
+
+
+def _gpus_of(row: Mapping[str, Any]) -> str:
+    return f"{row['gpu_type']}:{row['gpus']}" if row["gpu_type"] else f"{row['gpus']} GPUs"
+
+
 def _say(text: str) -> Callable[[JobSpec, Transport], str]:
     return lambda spec, transport: text
 
@@ -81,10 +124,13 @@ _MENDS: Final[tuple[tuple[re.Pattern[str], Callable[[JobSpec, Transport], str]],
         (r"time limit", _say("Set --time to at most the partition's limit: sinfo -o '%R %l' shows it.")),
         (
             r"node count|more nodes|node configuration",
-            _say("Ask for fewer nodes, CPUs, GPUs or less memory a node: %cluster_nodes shows what there is."),
+            _gpus_or("Ask for fewer nodes, CPUs, GPUs or less memory a node: %cluster_nodes shows what there is."),
         ),
         (r"more processors|cpu count", _say("Lower --cpus-per-task or --tasks-per-node.")),
-        (r"generic resource|gres", _say("Change --gpus-per-node; some sites take only --gres: add --sbatch --gres.")),
+        (
+            r"generic resource|gres",
+            _gpus_or("Change --gpus-per-node; some sites take only --gres: add --sbatch --gres."),
+        ),
         (r"feature|constraint", _say("Change --constraint: sinfo -o '%N %f' shows the features.")),
         (r"reservation", _say("Change --reservation: scontrol show reservation lists them.")),
         (r"dependency", _say("Change --dependency: a job in it is not known.")),

@@ -21,7 +21,7 @@ from clusterkernel.errors import SpecError
 from clusterkernel.formats.container import script as container_script
 from clusterkernel.formats.container.image import image_of
 from clusterkernel.formats.launch.writer import Meeting
-from clusterkernel.formats.limits import raise_first
+from clusterkernel.formats.limits import raise_first, set_field
 from clusterkernel.formats.modal import function as modal_function
 from clusterkernel.formats.modal import limits as modal_limits
 from clusterkernel.formats.model import Program, Runs, Step, Written
@@ -102,6 +102,8 @@ class _App:
     def __init__(self, spec: JobSpec, program: Program, report: Report) -> None:
         self.spec, self.program, self.report = spec, program, report
         self.nodes = spec.resources.nodes
+        time = spec.schedule.time
+        self.about = describe(set_field("time", min(time, modal_limits.LONGEST))(spec) if time else spec)
         self.workdir = self._workdir()
         self.staged = self._staged()
         self.function = self._free_name(program.steps[-1].name, "train", self.staged)
@@ -115,7 +117,7 @@ class _App:
         name = self._name()
         script = self._script()
         parts = [
-            f'"""{name} on Modal: {describe(self.spec)}.\n\n'
+            f'"""{name} on Modal: {self.about}.\n\n'
             f"    modal run --detach FILE\n\n"
             "starts it, prints what it prints, and leaves it running where this terminal ends.\n"
             'It needs the client modal 1.6 or later.\n"""',
@@ -242,7 +244,7 @@ class _App:
         elif self.spec.schedule.network is not None:
             self.report.dropped("network", "One node needs no network.")
         lines.append(f"def {self.function}({arguments}) -> None:")
-        lines.append(f'    """{describe(self.spec)}."""')
+        lines.append(f'    """{self.about}."""')
         if self.nodes > 1:
             lines += [
                 "    cluster = modal.Cluster.from_context()",
@@ -256,7 +258,7 @@ class _App:
         lines = [
             "@app.local_entrypoint()",
             "def main() -> None:",
-            f'    """Start it and wait: {describe(self.spec)}."""',
+            f'    """Start it and wait: {self.about}."""',
         ]
         lines += [f"    {staged.function}.remote()" for staged in self.staged]
         if (array := self.spec.array) is not None:

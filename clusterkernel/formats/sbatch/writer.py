@@ -1,7 +1,7 @@
 """The sbatch script of a job: literals only, and a shell that tells what died before Python did.
 
 The script ends where the supervisor takes over. What the shell itself knows
-(a setup line that exits, a folder or an interpreter that the node lacks, the
+(a setup line that fails or exits, a folder or an interpreter that the node lacks, the
 supervisor's exit code) it leaves as one JSON line in
 ``events/ATTEMPT/TASK.shell.jsonl``::
 
@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from clusterkernel.errors import SpecError
-from clusterkernel.formats import secrets
+from clusterkernel.formats import secrets, setup_lines
 from clusterkernel.formats.sbatch.directives import checkpoint_signal, directives, lines, may_requeue, uses_srun
 from clusterkernel.formats.sbatch.options import quote
 from clusterkernel.spec import JobSpec, Launcher
@@ -226,7 +226,7 @@ def write(
     if any(_MODULE.match(line) for line in spec.environment.setup):
         # A batch shell is no login shell: where the kernel had no `module` to pass on, this has.
         body.append("type module >/dev/null 2>&1 || . /etc/profile")
-    body += [line.rstrip("\n") for line in spec.environment.setup]
+    body += setup_lines.guarded(spec.environment.setup)
     if workdir:
         missing = _stop(1, f"The working folder {workdir} is not there")
         body += ["ck_phase=folder", f"cd {shlex.quote(workdir)} || {missing}"]
@@ -267,6 +267,14 @@ ck_end() {{
 ck_stop() {{
     ck_reason="$2 on node ${{SLURMD_NODENAME:-$HOSTNAME}}."
     printf 'clusterkernel: %s\\n' "$ck_reason" >&2
+    exit "$1"
+}}
+ck_failed() {{
+    ck_back='\\'
+    ck_line=${{2:0:200}}
+    ck_line=${{ck_line//"$ck_back"/"$ck_back$ck_back"}}
+    ck_line=${{ck_line//'"'/"$ck_back"'"'}}
+    ck_reason="The setup line ${{ck_line//[[:cntrl:]]/ }} failed with exit code $1."
     exit "$1"
 }}
 trap ck_end EXIT"""

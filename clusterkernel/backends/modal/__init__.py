@@ -1,0 +1,1 @@
+"""Modal, through its own client."""

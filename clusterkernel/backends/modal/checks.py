@@ -1,0 +1,102 @@
+"""What is refused before anything is sent to Modal, and what a person should know of a job there."""
+
+from __future__ import annotations
+
+import re
+import sys
+from types import MappingProxyType
+from typing import Final
+
+from clusterkernel.backends.modal import app, prices
+from clusterkernel.backends.modal.options import parse
+from clusterkernel.errors import SpecError
+from clusterkernel.formats.modal import limits as modal_limits
+from clusterkernel.spec import JobSpec
+from clusterkernel.units import format_duration
+
+__all__ = ["check", "notes"]
+
+_UNUSABLE: Final = MappingProxyType(
+    {
+        "partition": "Modal has no partitions",
+        "reservation": "Modal has no reservations",
+        "dependency": "Modal starts jobs without regard to others",
+        "zone": "Modal takes a region, not a zone",
+        "constraint": "Modal chooses the hosts by what is asked for",
+    }
+)
+_LEFT_OUT: Final = MappingProxyType(
+    {"account": "Modal charges the workspace", "qos": "Modal has no quality of service", "priority": "Modal has none"}
+)
+_REGION: Final = re.compile(r"[a-z]{2,3}(-[a-z]+)*(-[0-9])?")
+#: Pythons that Modal's own image can have (the client's list of 2026).
+_PYTHONS: Final = range(10, 15)
+
+
+def check(spec: JobSpec) -> None:
+    """Refuse what Modal would refuse later, or silently do otherwise.
+
+    Raises
+    ------
+    SpecError
+        The first such field.
+    """
+    parse(spec.extra.get("modal", ()))
+    prices.affordable(spec)
+    for limit in modal_limits.limits(spec):
+        flag = "--" + limit.field.replace("_", "-")
+        raise SpecError(limit.message, field=flag, hint=limit.hint)
+    for field, why in _UNUSABLE.items():
+        if value := getattr(spec.schedule, field):
+            raise SpecError(f"--{field} = {value}, but {why}.", field=f"--{field}", hint="Leave it out.")
+    if region := spec.schedule.region:
+        for part in region.split(","):
+            if not _REGION.fullmatch(part.strip()):
+                raise SpecError(
+                    f"--region = {region}: {part.strip()!r} is no region of Modal's.",
+                    field="--region",
+                    hint="Write us, eu, us-east or another of its guide on regions; several with commas.",
+                )
+    if strange := [stage for stage in spec.stages if stage.name != app.STAGE]:
+        raise SpecError(
+            f"The stage {strange[0].name} has needs of its own, which cannot be sent to Modal yet.",
+            field="stages",
+            hint=f"Only {app.STAGE} of an axolotl run can have some.",
+        )
+    for secret in spec.environment.secrets:
+        if secret.startswith("MODAL_"):
+            raise SpecError(f"--secrets = {secret}: such names are Modal's own.", field="--secrets", hint="Rename it.")
+    for volume in spec.storage.volumes:
+        if not modal_limits.is_name(volume.name):
+            raise SpecError(
+                f"--volumes = {volume.name}: a volume's name has letters, digits, dashes, dots and underscores.",
+                field="--volumes",
+                hint="Rename it.",
+            )
+    if spec.environment.image is None and sys.version_info.minor not in _PYTHONS:
+        raise SpecError(
+            f"This notebook has Python 3.{sys.version_info.minor}, of which Modal has no image.",
+            field="--image",
+            hint="Name an --image that has it, or use a kernel with Python 3.10 to 3.14.",
+        )
+
+
+def notes(spec: JobSpec) -> tuple[str, ...]:
+    """What differs from what was asked for, and what Modal does by itself; full sentences."""
+    made = []
+    for field, why in _LEFT_OUT.items():
+        if getattr(spec.schedule, field):
+            made.append(f"{why}: --{field} is left out.")
+    if spec.schedule.time is None or app.time_limit(spec) != spec.schedule.time:
+        why = f"--max-cost {spec.max_cost:g} buys no more" if spec.max_cost else "Modal's longest run is 24h"
+        made.append(f"It is ended after {format_duration(app.time_limit(spec))}: {why}.")
+    if spec.resources.gpus_per_node and spec.resources.gpus_per_node.type is None and spec.gpus:
+        made.append("Modal needs a type of GPU, and none is named: H100 is taken.")
+    if spec.environment.workdir:
+        made.append("The working folder is empty there, unless it is on a volume: take files along with --files.")
+    if spec.environment.interpreter:
+        made.append("The image brings its own Python: --interpreter is left out.")
+    made.append(prices.note(spec, app.time_limit(spec) + app.MARGIN))
+    made.append("Modal may move a job to another machine; it is then started again from its beginning.")
+    made.append("Results are fetched while a kernel watches; Modal keeps them for 7 days.")
+    return tuple(made)

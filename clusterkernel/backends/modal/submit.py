@@ -1,0 +1,151 @@
+"""Sends jobs to Modal: payload, app, and one call for each array task."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import msgspec
+
+from clusterkernel.backends.modal import app
+from clusterkernel.backends.modal.client import connect, library, speaking
+from clusterkernel.backends.modal.options import parse
+from clusterkernel.backends.modal.stream import Stream
+from clusterkernel.errors import SpecError, SubmissionError
+from clusterkernel.files import write_atomic
+from clusterkernel.jobfolder import WITHDRAWN, JobFolder
+from clusterkernel.jobroot import JobRoot
+from clusterkernel.records import JobRecord, Submission
+from clusterkernel.runtime.modalfiles import VOLUME, pack
+from clusterkernel.runtime.modalrun import CLAIMS, claim
+
+__all__ = ["cancel", "find", "refuse_image", "submit", "text", "withdraw"]
+
+#: The most that a payload may have, packed. Ours, not Modal's: what is larger belongs on a volume.
+LARGEST: Final = 4 << 30
+_AT_ONCE: Final = 8
+_PYTHON: Final = re.compile(r"(?:py|python:?)-?3\.?(1[0-9])(?![0-9])")
+
+
+def refuse_image(record: JobRecord) -> None:
+    """Refuse an image whose name says that it has another Python than the one that pickled the payload.
+
+    Raises
+    ------
+    SpecError
+        It does.
+    """
+    image = record.spec.environment.image
+    if image is None or record.payload.kind == "command":
+        return
+    told = _PYTHON.search(image)
+    if told is not None and int(told[1]) != sys.version_info.minor:
+        here = f"3.{sys.version_info.minor}"
+        raise SpecError(
+            f"--image = {image} has Python 3.{told[1]}, and this notebook {here}: cells and functions need the same.",
+            field="--image",
+            hint=f"Choose an image with Python {here}, or a kernel with Python 3.{told[1]}.",
+        )
+
+
+def stream_of(folder: JobFolder) -> Stream:
+    """The streams of a job."""
+    return Stream(folder, connect(), parse(folder.record.spec.extra.get("modal", ())).environment)
+
+
+def submit(folder: JobFolder) -> Submission:
+    """Send what of the job is not sent yet.
+
+    A second copy of a call whose answer got lost is turned away by the claims.
+
+    Raises
+    ------
+    SubmissionError
+        Modal refused it.
+    BackendUnavailable
+        Modal did not answer: it may have taken the job, or not.
+    """
+    record = folder.record
+    refuse_image(record)
+    environment = parse(record.spec.extra.get("modal", ())).environment or None
+    known = folder.submission()
+    sent = {first: call for call, first, _ in known.platform_ids} if known else {}
+    runtime = str(JobRoot(folder.path.parent).runtime())
+    source = text(folder, runtime)
+    path = folder.path / "modal_job.py"
+    for file in (path, folder.script):
+        write_atomic(file, source.encode("utf-8", "surrogateescape"))
+    with speaking("The job could not be sent"):
+        client = connect()
+        _upload(folder, client, environment)
+        with app.loaded(path, record.key) as module:
+            module.app.deploy(client=client, environment_name=environment)
+            function = getattr(module, app.FIRST if hasattr(module, app.FIRST) else app.FUNCTION)
+            todo = [task for task in range(record.tasks) if task not in sent]
+            with ThreadPoolExecutor(min(_AT_ONCE, len(todo) or 1)) as pool:
+                calls = list(pool.map(lambda task: str(function.spawn(task).object_id), todo))
+    sent.update(zip(todo, calls, strict=True))
+    return Submission(platform_ids=tuple((call, task, 1) for task, call in sorted(sent.items())))
+
+
+def text(folder: JobFolder, runtime: str) -> str:
+    """The app of a job; `runtime` is where what runs inside it lies."""
+    about = msgspec.json.decode((folder.payload / "payload.json").read_bytes())
+    return app.text(folder.record, runtime, staged=app.is_staged(folder.record, about.get("steps") or ()))
+
+
+def _upload(folder: JobFolder, client: Any, environment: str | None) -> None:
+    volume = library().Volume.from_name(
+        VOLUME, create_if_missing=True, version=2, environment_name=environment, client=client
+    )
+    with tempfile.TemporaryFile() as archive:
+        pack(str(folder.path), archive)
+        if (size := archive.tell()) > LARGEST:
+            raise SubmissionError(
+                f"The payload of job {folder.id} has {size >> 20} MiB packed, and {LARGEST >> 20} MiB is the most.",
+                hint="Keep the data on a volume: --volumes NAME:/data.",
+            )
+        archive.seek(0)
+        with volume.batch_upload(force=True) as batch:
+            batch.put_file(archive, f"/{folder.record.key}/payload.tar.gz")
+
+
+def find(folder: JobFolder) -> Submission | None:
+    """The calls that have claimed the job's tasks. Of one that waits nothing is known: sent again, one of them runs."""
+    with speaking(f"Job {folder.id} cannot be looked for"):
+        stream = stream_of(folder)
+        holders = [(stream.holder(task), task, 1) for task in range(folder.record.tasks)]
+    found = tuple(held for held in holders if held[0] not in ("", WITHDRAWN))
+    return Submission(platform_ids=found) if found else None
+
+
+def withdraw(folder: JobFolder, task: int) -> str:
+    """Take the right to run a task, so that no copy of it can from now on; who holds it."""
+    environment = parse(folder.record.spec.extra.get("modal", ())).environment or None
+    with speaking(f"Job {folder.id} cannot be taken back"):
+        claims = library().Dict.from_name(
+            CLAIMS, create_if_missing=True, environment_name=environment, client=connect()
+        )
+        return str(claim(claims, f"{folder.record.key}/{task}", WITHDRAWN))
+
+
+def cancel(folder: JobFolder, tasks: Sequence[int] | None = None) -> None:
+    """Tell Modal to end the job, or these array tasks: the calls that we know, and copies that nobody told us of."""
+    submission = folder.submission()
+    known = submission.platform_ids if submission else ()
+
+    def end(task: int) -> None:
+        calls = {call for call, first, _ in known if first == task}
+        calls.add(withdraw(folder, task))
+        with speaking(f"Job {folder.id} could not be cancelled"):
+            for call in calls - {WITHDRAWN}:
+                with contextlib.suppress(library().exception.NotFoundError):  # it ended long ago
+                    library().FunctionCall.from_id(call, client=connect()).cancel()
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(end, range(folder.record.tasks) if tasks is None else tasks))

@@ -1,0 +1,494 @@
+"""What only Modal has, and what goes wrong there: through the real client, against the stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import clusterkernel as ck
+from clusterkernel import errors, secretstore
+from clusterkernel.backends import registry
+from clusterkernel.backends.modal import app, volumes
+from clusterkernel.backends.modal.client import connect, library
+from clusterkernel.backends.modal.submit import stream_of
+from clusterkernel.states import JobState
+
+from ..clusters.modal import ModalServer
+from . import platforms
+
+LIMIT = 60.0
+
+
+@pytest.fixture
+def platform(
+    modal_server: ModalServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_folders: Path
+) -> platforms.Platform:
+    monkeypatch.setenv("CLUSTERKERNEL_SECRETS", str(own_folders / "secrets.json"))
+    return platforms.modal(monkeypatch, tmp_path)
+
+
+def until(done: Callable[[], Any], what: str) -> Any:
+    """Wait for an event."""
+    deadline = time.monotonic() + LIMIT
+    while time.monotonic() < deadline:
+        if found := done():
+            return found
+        time.sleep(0.02)
+    pytest.fail(f"waited for {LIMIT:g} s: {what}")
+
+
+def idle(server: ModalServer) -> bool:
+    """Whether nothing runs or waits there."""
+    has = server.ask()
+    return not has["containers"] and not has["queued"]
+
+
+def started(job: ck.Job) -> None:
+    for _ in job.follow():
+        return
+
+
+def marker(folder: Path) -> Callable[[], int]:
+    """A function that counts its own runs in a file that all containers see."""
+    path = str(folder / "runs")
+
+    def run() -> int:
+        with open(path, "a") as file:
+            file.write("x")
+        with open(path) as file:
+            return len(file.read())
+
+    return run
+
+
+# -- what is asked for ----------------------------------------------------------
+
+
+def test_what_is_declared_is_what_was_asked_for(platform: platforms.Platform, modal_server: ModalServer) -> None:
+    executor = platform.executor(
+        gpus_per_node="h100:2",
+        cpus_per_task=4,
+        memory="32G",
+        memory_limit="64G",
+        region="us-east,eu",
+        ephemeral_disk="600G",
+        attempts=3,
+        backoff="10s",
+        tasks_per_node=1,
+        modal=["--gpu=A100-80GB:2 --apt=git --pip=einops --cpu-limit=8"],
+        tags=["sweep"],
+    )
+    job = executor.submit(int)
+    assert job.result(LIMIT) == 0
+    declared = next(text for text in modal_server.ask()["functions"] if job.record.key in text)
+    for wanted in (
+        'gpu_type: "H100"',
+        "count: 2",
+        "milli_cpu: 4000",
+        "milli_cpu_max: 8000",
+        "memory_mb: 32768",
+        "memory_mb_max: 65536",
+        "ephemeral_disk_mb: 614400",
+        "retries: 2",
+        "initial_delay_ms: 10000",
+        f"timeout_secs: {300 + app.MARGIN}",
+        'regions: "us-east"',
+        'regions: "eu"',
+        "single_use_containers: true",
+    ):
+        assert wanted in declared, wanted
+    assert 'gpu=["H100:2", "A100-80GB:2"]' in job.script
+    layers = next(lines for lines in modal_server.ask()["images"] if any("einops" in line for line in lines))
+    text = "\n".join(layers)
+    minor = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert f"python:{minor}" in text
+    assert "git" in text
+    assert "cloudpickle" in text
+
+
+def test_secrets_come_from_the_own_store_and_stay_out_of_the_job_folder(
+    platform: platforms.Platform, own_folders: Path
+) -> None:
+    value = os.urandom(12).hex()
+    secretstore.save("MY_TOKEN", value)
+    digest = hashlib.sha256(value.encode()).hexdigest()
+    job = platform.executor(secrets=["MY_TOKEN"]).submit(
+        lambda: hashlib.sha256(os.environ["MY_TOKEN"].encode()).hexdigest()
+    )
+    assert job.result(LIMIT) == digest
+    for path in job.folder.path.rglob("*"):
+        assert not path.is_file() or value.encode() not in path.read_bytes(), path
+
+
+def test_a_volume_keeps_what_a_failed_run_left(platform: platforms.Platform, modal_server: ModalServer) -> None:
+    mount = platform.shared / "checkpoints"
+
+    def train() -> None:
+        (mount / "step-1").write_text("weights")
+        raise ValueError("diverged")
+
+    options = {"volumes": [f"ck-test-{os.getpid()}:{mount}"], "modal": ["--create-volumes=true"]}
+    job = platform.executor(**options).submit(train)
+    assert isinstance(job.exception(LIMIT), ValueError)
+    assert any(call.startswith("VolumeCommit") for call in modal_server.calls())
+    assert platform.executor(**options).submit((mount / "step-1").read_text).result(LIMIT) == "weights"
+    name = options["volumes"][0].partition(":")[0]
+
+    async def cell() -> list[str]:
+        return list(volumes.files(name)["path"])
+
+    assert asyncio.run(cell()) == ["step-1"], "as in a notebook, where an event loop runs"
+    lines: list[str] = []
+    [got] = volumes.download(name, "/", platform.shared / "here", show=lines.append)
+    assert got.read_text() == "weights"
+    assert "100%" in lines[-1]
+    with pytest.raises(errors.BackendError, match="/none not found"):
+        volumes.download(name, "/none", platform.shared / "here")
+
+
+def test_a_large_result_comes_over_the_volume(platform: platforms.Platform) -> None:
+    job = platform.executor().submit(bytes, 6_000_000)
+    assert job.result(LIMIT) == bytes(6_000_000)
+
+
+def test_setup_lines_run_before_and_a_bad_one_is_named(platform: platforms.Platform) -> None:
+    executor = platform.executor(setup=["export GREETING=hello"])
+    assert executor.submit(os.getenv, "GREETING").result(LIMIT) == "hello"
+    job = platform.executor(setup=["exit 7"]).submit(int)
+    assert job.wait(LIMIT) is JobState.LAUNCH_FAILED
+    assert "7" in job.reason
+
+
+def test_what_is_left_at_modal_is_cleared(platform: platforms.Platform, modal_server: ModalServer) -> None:
+    job = platform.executor().submit(int)
+    assert job.result(LIMIT) == 0
+    key = job.record.key
+
+    def cleared() -> bool:
+        has = modal_server.ask()
+        volume = modal_server.folder / "volumes" / has["volumes"]["clusterkernel-jobs"]
+        return not any(key in name for name in has["dicts"]) and not (volume / key).exists()
+
+    until(cleared, "the job's Dict and its files on the volume are removed")
+    until(lambda: modal_server.calls()[-1] == "AppStop" or "AppStop" in modal_server.calls(), "its app is stopped")
+
+
+# -- retries, time, pre-emption -------------------------------------------------
+
+
+def test_a_run_that_fails_is_tried_again(platform: platforms.Platform) -> None:
+    count = marker(platform.shared)
+
+    def flaky() -> int:
+        runs = count()
+        if runs < 3:
+            raise ValueError(f"run {runs}")
+        return runs
+
+    job = platform.executor(attempts=3).submit(flaky)
+    assert job.result(LIMIT) == 3
+    assert job.summary().attempt == 2
+
+
+def test_a_run_that_fails_each_time_ends_with_its_own_error(platform: platforms.Platform) -> None:
+    count = marker(platform.shared)
+
+    def fail() -> None:
+        raise ValueError(f"run {count()}")
+
+    job = platform.executor(attempts=2).submit(fail)
+    with pytest.raises(ValueError, match="run 2"):
+        job.result(LIMIT)
+
+
+def test_a_container_that_is_taken_away_is_started_again(
+    platform: platforms.Platform, modal_server: ModalServer
+) -> None:
+    count = marker(platform.shared)
+
+    def work() -> int:
+        import time
+
+        runs = count()
+        print("here", flush=True)
+        while runs == 1:
+            time.sleep(0.05)
+        return runs
+
+    job = platform.executor().submit(work)
+    started(job)
+    modal_server.ask(kill=True)
+    assert job.result(LIMIT) == 2
+    assert job.summary().attempt == 1
+
+
+def test_the_time_limit_leaves_time_to_save(platform: platforms.Platform) -> None:
+    def work() -> None:
+        import time
+
+        print("here", flush=True)
+        time.sleep(600)
+
+    job = platform.executor(time="2s").submit(work)
+    error = job.exception(LIMIT)
+    assert isinstance(error, errors.JobTimedOut)
+    assert "here" in error.log_tail
+
+
+def test_modal_s_own_limit_is_told_as_a_time_limit(
+    platform: platforms.Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deaf() -> None:
+        import signal
+        import time
+
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+
+    monkeypatch.setattr(app, "MARGIN", 1)
+    job = platform.executor(time="3s").submit(deaf)
+    assert job.wait(LIMIT) is JobState.TIMED_OUT
+
+
+def test_a_job_that_waits_is_cancelled(platform: platforms.Platform) -> None:
+    go = platform.shared / "go"
+
+    def wait(task: int) -> int:
+        import time
+
+        print("here", flush=True)
+        while not go.exists():
+            time.sleep(0.05)
+        return task
+
+    jobs = platform.executor(parallelism=1).map_jobs(wait, range(2))
+    first = until(lambda: next((job for job in jobs if job.logs()), None), "one of the two runs")
+    other = next(job for job in jobs if job is not first)
+    assert other.cancel()
+    assert isinstance(other.exception(LIMIT), errors.JobCancelled)
+    go.touch()
+    assert first.result(LIMIT) == first.task
+
+
+def test_an_array_of_many_tasks(platform: platforms.Platform, modal_server: ModalServer) -> None:
+    jobs = platform.executor(parallelism=4).map_jobs(abs, range(-12, 0))
+    assert jobs.results(LIMIT) == list(range(12, 0, -1))
+    assert len({job.platform_id for job in jobs}) == 12
+
+
+def test_the_doctor_asks_modal(platform: platforms.Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(check.ok for check in registry.get("modal").doctor())
+    monkeypatch.setenv("MODAL_TOKEN_SECRET", "as-expired")
+    *_, last = registry.get("modal").doctor()
+    assert not last.ok
+    assert "does not accept the token" in last.detail
+    assert "modal token new" in last.fix
+
+
+# -- several nodes ---------------------------------------------------------------
+
+
+def test_the_ranks_of_two_nodes_know_each_other(platform: platforms.Platform) -> None:
+    def rank() -> tuple[int, int, str, str]:
+        from ckruntime import rendezvous
+
+        place = os.environ[rendezvous.VARIABLE]
+        return (
+            int(os.environ["CLUSTERKERNEL_RANK"]),
+            int(os.environ["CLUSTERKERNEL_WORLD"]),
+            os.environ["JOB_COMPLETION_INDEX"],
+            place.rpartition(":")[0],
+        )
+
+    job = platform.executor(nodes=2, gpus_per_node="h100:8", tasks_per_node=2).submit(rank)
+    assert job.result(LIMIT) == (0, 4, "0", "::1")
+    assert job.results() == [(number, 4, str(number // 2), "::1") for number in range(4)]
+    assert "@modal.clustered(size=2, rdma=True)" in job.script
+
+
+def test_a_node_that_fails_ends_the_others(platform: platforms.Platform) -> None:
+    def fail() -> None:
+        import time
+
+        if os.environ["CLUSTERKERNEL_RANK"] == "1":
+            raise ValueError("node 1")
+        time.sleep(600)
+
+    job = platform.executor(nodes=2, gpus_per_node="h100:8", tasks_per_node=1).submit(fail)
+    with pytest.raises(ValueError, match="node 1"):
+        job.result(LIMIT)
+
+
+# -- a service that is away -----------------------------------------------------
+
+
+def test_a_server_that_does_not_answer_is_asked_again(platform: platforms.Platform, modal_server: ModalServer) -> None:
+    modal_server.fail({"method": "AppCreate", "status": "UNAVAILABLE", "times": 5})
+    count = marker(platform.shared)
+    job = platform.executor().submit(count)
+    assert job.result(LIMIT) == 1
+
+
+def test_a_submission_whose_answer_got_lost_runs_once(platform: platforms.Platform, modal_server: ModalServer) -> None:
+    # The client itself sends it again: Modal then has two calls of the job.
+    modal_server.fail({"method": "FunctionMap", "status": "UNAVAILABLE", "times": 1, "after": True})
+    before = modal_server.ask()["calls"]
+    count = marker(platform.shared)
+    job = platform.executor().submit(count)
+    assert job.result(LIMIT) == 1
+    assert modal_server.ask()["calls"] == before + 2
+    until(lambda: idle(modal_server), "the second copy ends")
+    assert count() == 2, "the job itself ran once"
+
+
+def test_a_submission_of_which_no_answer_came_is_found(platform: platforms.Platform, modal_server: ModalServer) -> None:
+    modal_server.fail({"method": "FunctionMap", "status": "UNAVAILABLE", "times": 4, "after": True})
+    count = marker(platform.shared)
+    job = platform.executor().submit(count)
+    assert job.result(LIMIT) == 1
+
+
+def test_a_job_that_is_cancelled_on_its_way_cannot_run_later(
+    platform: platforms.Platform, modal_server: ModalServer
+) -> None:
+    modal_server.fail({"method": "AppCreate", "status": "UNAVAILABLE", "times": 1000})
+    job = platform.executor().submit(int)
+    until(lambda: modal_server.calls().count("AppCreate") and "AppCreate" in modal_server.calls()[-1], "it is tried")
+    until(lambda: "does not answer" in job.reason, "it is told that Modal does not answer")
+    job.cancel()
+    assert isinstance(job.exception(LIMIT), errors.JobCancelled)
+    modal_server.fail()
+    assert stream_of(job.folder).holder(0) == "withdrawn"
+
+
+def test_a_server_that_goes_away_while_it_runs(platform: platforms.Platform, modal_server: ModalServer) -> None:
+    go = platform.shared / "go"
+
+    def work() -> str:
+        import time
+
+        print("here", flush=True)
+        while not go.exists():
+            time.sleep(0.05)
+        print("there", flush=True)
+        return "done"
+
+    job = platform.executor().submit(work)
+    started(job)
+    modal_server.ask(down=2.0)
+    go.touch()
+    assert job.result(LIMIT) == "done"
+    assert job.logs() == "here\nthere"
+
+
+def test_answers_that_come_slowly_lose_nothing(platform: platforms.Platform, modal_server: ModalServer) -> None:
+    modal_server.fail(
+        {"method": "DictGet", "delay": 0.3, "times": 10}, {"method": "DictUpdate", "delay": 0.3, "times": 9}
+    )
+
+    def speak() -> int:
+        for number in range(2000):
+            print(number)
+        return 2000
+
+    job = platform.executor().submit(speak)
+    assert job.result(LIMIT) == 2000
+    assert job.logs() == "\n".join(map(str, range(2000)))
+
+
+def test_another_kernel_fetches_what_came_when_none_watched(platform: platforms.Platform, tmp_path: Path) -> None:
+    script = (
+        "import clusterkernel as ck, os, time\n"
+        "job = ck.Executor('modal', time='5m').submit(pow, 3, 4)\n"
+        "while job.folder.submission() is None: time.sleep(0.02)\n"
+        "os._exit(9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, timeout=LIMIT, check=False)
+    assert done.returncode == 9
+    job = ck.job("1")
+    assert job.result(LIMIT) == 81
+
+
+def test_what_modal_no_longer_has_is_lost_and_says_why(
+    platform: platforms.Platform, modal_server: ModalServer, tmp_path: Path
+) -> None:
+    script = (
+        "import clusterkernel as ck, os, time\n"
+        "job = ck.Executor('modal', time='5m').submit(pow, 3, 4)\n"
+        "while job.folder.submission() is None: time.sleep(0.02)\n"
+        "print(job.record.key, flush=True)\n"
+        "os._exit(9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, timeout=LIMIT, check=False, stdout=-1, text=True
+    )
+    until(lambda: idle(modal_server), "it ends unseen")
+    library().Dict.objects.delete(f"clusterkernel-{done.stdout.strip()}", client=connect())
+    job = ck.job("1")
+    assert job.wait(LIMIT) is JobState.LOST
+    assert "7 days" in job.reason
+
+
+# -- what is refused, in one line -----------------------------------------------
+
+
+def refused(job: ck.Job) -> str:
+    assert job.wait(LIMIT) is JobState.LAUNCH_FAILED
+    assert "\n" not in job.reason
+    return str(job.reason)
+
+
+def test_a_token_that_is_not_accepted(platform: platforms.Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODAL_TOKEN_SECRET", "as-expired")
+    said = refused(platform.executor().submit(int))
+    assert "does not accept the token" in said
+    assert "modal token new" in said
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"modal": ["--secret=not-there"]}, "not-there"),
+        ({"volumes": ["not-there:/data"]}, "not-there"),
+        ({"modal": ["--pip=no-such-package"]}, "No matching distribution"),
+        ({"region": "us-nowhere"}, "us-nowhere"),
+    ],
+)
+def test_what_modal_does_not_have(platform: platforms.Platform, fields: dict[str, Any], wanted: str) -> None:
+    assert wanted in refused(platform.executor(**fields).submit(int))
+
+
+def test_an_image_of_another_python(platform: platforms.Platform) -> None:
+    other = sys.version_info.minor + 1
+    said = refused(platform.executor(image=f"team/image:py3.{other}-cu128").submit(int))
+    assert f"3.{other}" in said
+    assert f"3.{sys.version_info.minor}" in said
+
+
+def test_a_payload_that_is_too_large(platform: platforms.Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    from clusterkernel.backends.modal import submit
+
+    monkeypatch.setattr(submit, "LARGEST", 100)
+    assert "--volumes" in refused(platform.executor().submit(len, "x" * 5000))
+
+
+def test_the_folder_of_a_job_is_not_left_by_what_a_container_says(platform: platforms.Platform) -> None:
+    from clusterkernel.backends.modal.stream import Stream
+
+    job = platform.executor().submit(int)
+    assert job.result(LIMIT) == 0
+    stream = Stream(job.folder, None, "")
+    for path in ("../../x", "out/../../x", "/etc/x", "job.json", "out/0/../../../x", "payload/x"):
+        with pytest.raises(errors.BackendError, match="outside"):
+            stream._apply([(path, 0, b"x")])
+    assert json.loads((job.folder.path / "job.json").read_bytes())["id"] == "1"

@@ -1,0 +1,214 @@
+"""What is refused before anything is sent to Modal, what a plan says, and what it costs. No client is imported."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterkernel import fields
+from clusterkernel.backends.modal import app, backend, client, prices, submit
+from clusterkernel.backends.modal.options import parse
+from clusterkernel.errors import BackendUnavailable, SpecError
+from clusterkernel.records import JobRecord, PayloadSummary
+from clusterkernel.spec import JobSpec
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODAL_TOKEN_ID", "ak-test")
+    monkeypatch.setenv("MODAL_TOKEN_SECRET", "as-test")
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def spec(**values: Any) -> JobSpec:
+    return fields.build({"backend": "modal", **values})
+
+
+def record(wanted: JobSpec, kind: str = "cell", **values: Any) -> JobRecord:
+    about: dict[str, Any] = {"id": "7", "key": "0123456789abcdef", "name": "job", "created": 0.0, "host": "h"}
+    return JobRecord(**{**about, **values}, user="u", spec=wanted, payload=PayloadSummary(kind=kind))
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "words"),
+    [
+        ({"gpus_per_node": "h101:1"}, "--gpus-per-node", ("h101", "h100")),
+        ({"gpus_per_node": "h100:9"}, "--gpus-per-node", ("h100:9", "8")),
+        ({"gpus_per_node": "a10:5"}, "--gpus-per-node", ("a10:5", "4")),
+        ({"time": "25h"}, "--time", ("24h",)),
+        ({"attempts": 12}, "--attempts", ("12", "11")),
+        ({"backoff": "2m"}, "--backoff", ("60s",)),
+        ({"ephemeral_disk": "4T"}, "--ephemeral-disk", ("3T",)),
+        ({"volumes": ["data:/root"]}, "--volumes", ("/root",)),
+        ({"volumes": ["my data:/data"]}, "--volumes", ("my data",)),
+        ({"region": "US East"}, "--region", ("US East",)),
+        ({"partition": "gpu"}, "--partition", ("gpu", "partitions")),
+        ({"dependency": "afterok:1"}, "--dependency", ("afterok:1",)),
+        ({"zone": "us-east-1a"}, "--zone", ("region",)),
+        ({"nodes": 2, "gpus_per_node": "h100:4"}, "--gpus-per-node", ("h100:4", "8")),
+        ({"nodes": 2}, "--nodes", ("2", "GPUs")),
+        ({"nodes": 33, "gpus_per_node": "h100:8"}, "--nodes", ("33", "32")),
+        ({"modal": ["--gpu=h100:9"]}, "--modal", ("h100:9", "8")),
+        ({"modal": ["--gpu=h900"]}, "--modal", ("h900",)),
+        ({"modal": ["--gpus=h100"]}, "--modal", ("--gpus", "gpu")),
+        ({"modal": ["--cpu-limit=many"]}, "--modal", ("many",)),
+        ({"max_cost": 0.01, "gpus_per_node": "h100:8"}, "--max-cost", ("0.01", "hour")),
+        ({"secrets": ["MODAL_TOKEN_ID"]}, "--secrets", ("MODAL_TOKEN_ID",)),
+    ],
+)
+def test_bad_input_gets_one_line(values: dict[str, Any], field: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(SpecError) as caught:
+        backend.ModalBackend().check(spec(**values))
+    assert caught.value.field == field
+    assert "\n" not in str(caught.value)
+    assert caught.value.hint
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("image", "refused"),
+    [
+        ("axolotlai/axolotl:main-py3.9-cu128-2.9.1", False),  # not one that we know to read
+        (f"axolotlai/axolotl:main-py3.{sys.version_info.minor}-cu128-2.9.1", False),
+        (f"axolotlai/axolotl:main-py3.{sys.version_info.minor + 1}-cu128-2.9.1", True),
+        (f"python:3.{sys.version_info.minor + 1}-slim", True),
+        (f"python:3.{sys.version_info.minor}-slim", False),
+        ("pytorch/pytorch:2.9.1-cuda12.8", False),
+        (None, False),
+    ],
+)
+def test_an_image_of_another_python(image: str | None, refused: bool) -> None:
+    wanted = record(spec(image=image))
+    if refused:
+        with pytest.raises(SpecError, match="need the same"):
+            submit.refuse_image(wanted)
+    else:
+        submit.refuse_image(wanted)
+    submit.refuse_image(record(spec(image=image), kind="command"))
+
+
+def test_no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("MODAL_TOKEN_ID")
+    monkeypatch.setenv("MODAL_CONFIG_PATH", str(tmp_path / "none.toml"))
+    with pytest.raises(BackendUnavailable, match="no token") as caught:
+        backend.ModalBackend().check(spec())
+    assert "modal token new" in caught.value.hint
+    (tmp_path / "none.toml").write_text('[default]\ntoken_id = "ak-x"\ntoken_secret = "as-x"\n')
+    assert client.available().ok
+
+
+@pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"])
+def test_a_proxy_that_swallows_the_loopback(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "http://proxy.invalid:3128")
+    assert client.available().ok, "Modal itself is reached by the proxy"
+    monkeypatch.setenv("MODAL_SERVER_URL", "http://127.0.0.1:9999")
+    with pytest.raises(BackendUnavailable, match=name) as caught:
+        backend.ModalBackend().check(spec())
+    assert "NO_PROXY=127.0.0.1" in caught.value.hint
+    monkeypatch.setenv("NO_PROXY", "localhost, 127.0.0.1")
+    assert client.available().ok
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"gpus_per_node": "h100:8", "time": "4h", "modal": ["--gpu=A100-80GB:8 --gpu=h200"]},
+        {"secrets": ["HF_TOKEN"], "modal": ["--secret=wandb"], "volumes": ["data:/data"]},
+        {"image": "docker://nvcr.io#nvidia/pytorch:25.10-py3", "modal": ["--dockerfile=\"RUN echo 'a b'\""]},
+        {"name": 'quotes " and \\ and é'},
+    ],
+)
+def test_the_file_is_python_and_makes_the_same_objects_everywhere(values: dict[str, Any]) -> None:
+    text = app.text(record(spec(**values), name=values.get("name", "job")), "/runtime")
+    tree = ast.parse(text)
+    # In the container Modal counts the objects of the function again: none may hang on where it is.
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If):
+            assert not any("modal." in ast.unparse(part) for part in node.body)
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert names == [app.FUNCTION]
+
+
+def test_values_of_secrets_are_not_in_the_file() -> None:
+    text = app.text(record(spec(secrets=["HF_TOKEN"])), "/runtime")
+    assert 'secretstore.values(["HF_TOKEN"])' in text
+
+
+def test_modal_ends_a_run_after_we_do() -> None:
+    text = app.text(record(spec(time="1h")), "/runtime")
+    assert "timeout=3660" in text
+    assert app.time_limit(spec(time="24h")) + app.MARGIN == 86_400
+    assert app.time_limit(spec()) + app.MARGIN == 86_400
+
+
+def test_the_price_of_eight_gpus() -> None:
+    price = prices.hourly(spec(gpus_per_node="h100:8", cpus_per_task=1, memory="100G"))
+    assert price.asked == pytest.approx(3600 * (8 * 0.001097 + 8 * 0.0000131 + 100 * 0.00000222))
+    assert price.most == pytest.approx(price.asked + 3600 * 16 * 0.0000131)
+    dearest = prices.hourly(spec(gpus_per_node="l4:1", modal=["--gpu=h100:1"]))
+    assert dearest.asked == pytest.approx(3600 * (0.001097 + 0.125 * (0.0000131 + 0.00000222)), rel=1e-3)
+
+
+def test_a_ceiling_becomes_the_time_that_it_buys() -> None:
+    wanted = spec(gpus_per_node="h100:8", max_cost=20, attempts=2, time="10h")
+    bought = prices.affordable(wanted)
+    assert bought is not None
+    assert bought / 3600 * prices.hourly(wanted).most == pytest.approx(20, rel=1e-3)
+    limit = app.time_limit(wanted) + app.MARGIN
+    assert limit == bought // 2
+    assert f"timeout={limit}" in app.text(record(wanted), "/runtime")
+    plan = backend.ModalBackend().plan(wanted)
+    assert any("--max-cost 20 buys no more" in note for note in plan.notes)
+    assert any("estimate from list prices of 2026-07-01" in note for note in plan.notes)
+    assert app.time_limit(spec(gpus_per_node="t4:1", max_cost=2000, time="1h")) == 3600
+
+
+def test_a_plan_of_an_axolotl_run_shows_both_functions() -> None:
+    steps = [{"name": "preprocess", "once": True}, {"name": "train"}]
+    wanted = spec(gpus_per_node="h100:8")
+    text = backend.ModalBackend().plan_of(wanted, "command", "axolotl lora: a/b", steps).text
+    tree = ast.parse(text)
+    assert [node.name for node in tree.body if isinstance(node, ast.FunctionDef)] == [app.FUNCTION, app.FIRST]
+    assert "axolotlai/axolotl" in text
+    assert text.count('gpu="H100:8"') == 1
+    alone = backend.ModalBackend().plan_of(spec(), "command", "axolotl lora: a/b", steps).text
+    assert f"def {app.FIRST}" not in alone, "without GPUs one container does both"
+
+
+def test_the_advice_does_not_say_that_a_ceiling_has_no_effect() -> None:
+    from clusterkernel import advice
+
+    said = [item.message for item in advice.check(spec(max_cost=20, gpus_per_node="h100:8"))]
+    assert not any("max-cost" in message for message in said)
+    assert any("--qos" in item.message for item in advice.check(spec(qos="high")))
+
+
+def test_options_are_read() -> None:
+    options = parse(
+        ["--pip=torch==2.9.1", "--pip=einops", "--gpu=H100!:2", "--environment=dev", "--create-volumes=true"]
+    )
+    assert options.pip == ("torch==2.9.1", "einops")
+    assert options.gpu == ("H100!:2",)
+    assert options.environment == "dev"
+    assert options.create_volumes
+    wanted = spec(modal=["--pip=torch==2.9.1 --apt=git"])
+    assert fields.build(fields.values(wanted)) == wanted, "a profile keeps them"
+
+
+def test_planning_imports_no_client() -> None:
+    probe = (
+        "import sys, clusterkernel as ck\n"
+        "from clusterkernel.backends import registry\n"
+        "ck.Executor('modal', gpus_per_node='h100:8').plan()\n"
+        "assert registry.get('modal').available().ok\n"
+        "assert not {'modal', 'grpclib', 'pandas'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", probe], check=True, timeout=60)
