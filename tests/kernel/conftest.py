@@ -34,9 +34,13 @@ def ipykernel6() -> str:
     return str(target)
 
 
+_GATES: list[Path] = []
+
+
 def gate(folder: Path) -> tuple[str, Callable[[], None]]:
-    """Code that waits, in the job, and what lets it go on."""
+    """Code that waits, in the job, and what lets it go on; the end of the test does."""
     path = folder / f"gate-{time.monotonic_ns()}"
+    _GATES.append(path)
     code = f"import os, time\nwhile not os.path.exists({str(path)!r}): time.sleep(0.02)"
     return code, path.touch
 
@@ -201,6 +205,8 @@ def new_kernel(request: pytest.FixtureRequest, own_folders: Path, tmp_path: Path
     yield start
     for kernel in kernels:
         kernel.close()
+    while _GATES:
+        _GATES.pop().touch()
 
 
 @pytest.fixture
