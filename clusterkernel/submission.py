@@ -254,7 +254,7 @@ def summaries(root: JobRoot | None = None, *, settle: float = 1.0) -> list[JobVi
 def _unreadable(root: JobRoot, job_id: str, error: Exception) -> JobView | None:
     """What stands in a list for a job that cannot be read: it must hide no other. None where it is gone."""
     folder = root.path / job_id
-    if not folder.is_dir():
+    if not JobFolder(folder).is_there():
         return None
     return JobView(id=job_id, name="", state=JobState.LOST, backend="", reason=str(error), folder=str(folder))
 

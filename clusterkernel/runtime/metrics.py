@@ -22,7 +22,7 @@ _PATIENCE = 20
 _LARGEST = 1 << 63
 
 
-def log(metrics=None, /, *, step=None, epoch=None, **values):
+def log(*metrics, step=None, epoch=None, **values):
     """Record metrics of this moment.
 
     Parameters
@@ -44,12 +44,15 @@ def log(metrics=None, /, *, step=None, epoch=None, **values):
     says so, once for its name. A disk that is full costs the record. Outside a job it
     checks its arguments and does nothing else.
     """
-    if isinstance(metrics, Mapping):
-        values = {**{str(name): value for name, value in metrics.items()}, **values}
-        step = values.pop("step", None) if step is None else step
-        epoch = values.pop("epoch", None) if epoch is None else epoch
-    elif step is None:
-        step = metrics
+    for given in metrics:
+        if isinstance(given, Mapping):
+            values = {**{str(name): value for name, value in given.items()}, **values}
+            step = values.pop("step", None) if step is None else step
+            epoch = values.pop("epoch", None) if epoch is None else epoch
+        elif step is None:
+            step = given
+        else:
+            _complain("log", "log(%s) has no name for it" % _shown(given))
     numbers = {}
     for name, value in values.items():
         number = value if type(value) is float else _number(name, value)

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 
 from clusterkernel.errors import FormatError
-from clusterkernel.fields import get
+from clusterkernel.fields import build, get
 from clusterkernel.formats.kubernetes import writer as kubernetes
 from clusterkernel.formats.kubernetes.yaml import load
-from clusterkernel.formats.model import Format, How, Mount, Parsed, Program, Runs
-from clusterkernel.spec import JobSpec, Launcher, Volume
+from clusterkernel.formats.model import Format, How, Mount, Parsed, Program, Runs, Step
+from clusterkernel.spec import JobSpec, Launcher, Stage, Volume
 from clusterkernel.units import GpuRequest
 from tests.unit.kubernetes_judge import judge
 from tests.unit.specs import kinds, programs, specs
@@ -432,9 +432,29 @@ def test_unlike_parts_at_once_are_refused() -> None:
 # -- round trips ----------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_stage_of_every_node_comes_back() -> None:
+    steps = (
+        Step(name="preprocess", shell="axolotl preprocess train.yaml", runs=Runs.NODES),
+        Step(name="train", shell="axolotl train train.yaml", runs=Runs.NODES, launched=True),
+    )
+    spec = build({"backend": "kubernetes", "nodes": 2, "volumes": "data:/a"})
+    spec = msgspec.structs.replace(
+        spec, stages=(Stage(name="preprocess", cpus_per_task=4),), extra={"kubernetes": ("kind=Job",)}
+    )
+    parsed = read(kubernetes.write(spec, Program(steps=steps)).text)
+    assert parsed.spec.stages == spec.stages
+    assert read(kubernetes.write(parsed.spec, parsed.program).text).spec.stages == spec.stages
+
+
+# Its specs are the same in each run; other ones are tried by the full tests.
+@settings(
+    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.explicit, Phase.generate],
+)  # fmt: skip
 @given(specs().flatmap(kinds), programs())
 def test_what_is_exact_comes_back(spec: JobSpec, program: Program) -> None:
+    places = [one.mount for one in spec.storage.volumes] + [one.target for one in program.mounts]
+    assume(len({*places}) == len(places))  # else it is refused
     written = kubernetes.write(spec, program)
     parsed = read(written.text)
     exact = {row.field for row in written.fields if row.how is How.EXACT}

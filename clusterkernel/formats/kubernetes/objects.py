@@ -282,8 +282,10 @@ class Builder:
             return []
         stages = {stage.name: stage for stage in self.spec.stages}
         found: list[tuple[str, Step, Stage]] = []
+        # What runs before a pod's container runs in each pod.
+        fitting = {Runs.HEAD} if self.kind == "JobSet" else {Runs.HEAD, Runs.NODES}
         for step in self.program.steps[:-1]:
-            if step.runs is not Runs.HEAD or step.name not in stages or not self.spec.storage.volumes:
+            if step.runs not in fitting or step.launched or step.name not in stages or not self.spec.storage.volumes:
                 break
             found.append((words.dns_label(step.name), step, stages[step.name]))
         return found
