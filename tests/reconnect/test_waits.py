@@ -45,20 +45,27 @@ def _stack():
         yield frame.f_code.co_filename, frame.f_code.co_name
         frame = frame.f_back
 
+_over = threading.Event()
+
 def _interrupt():
-    while True:
+    while not _over.is_set():
         stack = list(_stack())
         # A thread that is being started is waited for too, for a moment: that is no wait of ours.
         waits = [name for name, what in stack if what in ("_await_end", "wait")]
         ours = any("clusterkernel/" in name and name.endswith(("jobs.py", "arrays.py")) for name in waits)
         if stack[0][1] in ("wait", "select") and (ours or stack[0][1] == "select"):
-            break
+            # Ctrl-C at a terminal goes to the whole process group: to us and to all that we started.
+            os.killpg(0, signal.SIGINT)
+            # Python drops one that comes within a destructor or a weak reference's callback: a person tries again.
+            _over.wait(10)
         time.sleep(0.01)
-    # Ctrl-C at a terminal goes to the whole process group: to us and to all that we started.
-    os.killpg(0, signal.SIGINT)
 
 def interrupt_soon():
+    _over.clear()
     threading.Thread(target=_interrupt, daemon=True).start()
+
+def interrupted():
+    _over.set()
 """
 _INTERRUPTED = f"""
 {INTERRUPT_WHEN_IT_WAITS}
@@ -71,6 +78,7 @@ for name, code in WAITS.items():
     try:
         exec(f"if True:\\n    {{code}}")
     except KeyboardInterrupt as stopped:
+        interrupted()
         say(name, "stopped:", stopped)
     else:
         say(name, "ended")
@@ -104,6 +112,7 @@ def test_an_interrupted_cell_stops_the_wait(kernel: Kernel, tmp_path: Path, code
     kernel.good("job = ex.submit(work, 5)\narray = ex.map_jobs(work, range(2))")
     kernel.good(INTERRUPT_WHEN_IT_WAITS)
     ran = kernel.run(f"interrupt_soon()\n{code}")
+    kernel.good("interrupted()")
     assert not ran.ok
     number = "2_0" if code == "await array" else "2" if "array" in code else "1"
     assert f"Job {number} goes on. %cluster_cancel {number} ends it." in ran.error
