@@ -107,8 +107,9 @@ class Jobs:
 
     def ids(self, folder: JobFolder) -> list[str]:
         """The ids of all submissions of one job that Slurm keeps; others submit at the same time."""
-        listed = self.cluster.run("squeue", "-h", "-t", "all", "-u", str(os.geteuid()), "-o", "%A %k").splitlines()
-        return [line.split()[0] for line in listed if folder.record.key in line]
+        listed = self.cluster.run("squeue", "-h", "-t", "all", "-u", str(os.geteuid()), "-o", "%F %k").splitlines()
+        # Tasks of an array get ids of their own as they start; %F is the array's.
+        return sorted({line.split()[0] for line in listed if folder.record.key in line})
 
     def close(self) -> None:
         """Cancel what still runs."""
