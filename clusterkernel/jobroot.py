@@ -8,7 +8,8 @@ import functools
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -271,6 +272,10 @@ def _lacks(target: Path, files: Mapping[str, bytes]) -> list[str]:
     JobRootError
         Another user could write there, and so have a job run what they like.
     """
+    paths = [os.path.join(target, name) for name in files]
+    paths += {os.path.dirname(path) for path in paths} | {str(target.parent), str(target.parent.parent)}
+    if (seen := _signature(paths)) is not None and _WHOLE.get(target) == seen:
+        return []
     inner = {(target / name).parent for name in files}
     for folder in (target.parent.parent, target.parent, target, *sorted(inner - {target})):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -282,7 +287,25 @@ def _lacks(target: Path, files: Mapping[str, bytes]) -> list[str]:
                 lacking.append(name)
         except OSError:
             lacking.append(name)
+    if not lacking and seen is not None:
+        _WHOLE[target] = seen
     return lacking
+
+
+# What was found whole, and how it looked: who writes to a file, or changes its rights, changes its ctime.
+_WHOLE: Final[dict[Path, tuple[tuple[int, ...], ...]]] = {}
+
+
+def _signature(paths: Iterable[str]) -> tuple[tuple[int, ...], ...] | None:
+    try:
+        found = [os.lstat(path) for path in paths]
+    except OSError:
+        return None
+    # A folder changes with what is made in it: its rights count.
+    return tuple(
+        (one.st_ino, one.st_mode, one.st_uid, *(() if stat.S_ISDIR(one.st_mode) else (one.st_ctime_ns, one.st_size)))
+        for one in found
+    )
 
 
 # By itself Python leaves a script's folder out of the path where PYTHONSAFEPATH is set.
