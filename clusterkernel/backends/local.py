@@ -137,23 +137,11 @@ class LocalBackend:
         write_atomic(folder.script, plan.text.encode("utf-8", "surrogateescape"))
         log = folder.launch_log()
         make_private(log.parent)
-        # A file, and no pipe: what a setup line leaves in the background may keep it for as long as it likes.
-        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
-            script = subprocess.Popen(
-                ["/bin/bash", str(folder.script)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                env=for_local(os.environ),
-            )
-        try:
-            script.wait(_PATIENCE)
-            late = False
-        except subprocess.TimeoutExpired:
-            os.killpg(script.pid, signal.SIGKILL)  # or it would start the job after all
-            script.wait()
-            late = True
+        code = _run_script(folder, log)
+        if code == -signal.SIGINT:
+            # A Ctrl-C in the kernel's terminal, before the script had a session of its own; the claim holds
+            # back a second run of what had started after all.
+            code = _run_script(folder, log)
         # Whatever was printed, and wherever to: the claim says whether it runs.
         found = self.find(folder)
         printed = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
@@ -161,7 +149,7 @@ class LocalBackend:
             log.unlink()
         if found is not None:
             return found
-        if late:
+        if code is None:
             raise SubmissionError(f"{folder.script} did not start its job within {_PATIENCE:g} s.")
         *before, said = printed or ["it printed nothing"]
         if _TOLD.fullmatch(said):
@@ -212,6 +200,26 @@ class LocalBackend:
         folder = ledger.local_dir()
         checks.append(Check("local folder", os.access(folder, os.W_OK), str(folder), f"Make {folder} writable."))
         return checks
+
+
+def _run_script(folder: JobFolder, log: Path) -> int | None:
+    """Run the job's script, which starts its runner in the background; its exit code, None where it took too long."""
+    # A file, and no pipe: what a setup line leaves in the background may keep it for as long as it likes.
+    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
+        script = subprocess.Popen(
+            ["/bin/bash", str(folder.script)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env=for_local(os.environ),
+        )
+    try:
+        return script.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        os.killpg(script.pid, signal.SIGKILL)  # or it would start the job after all
+        script.wait()
+        return None
 
 
 def _why_it_waits(folder: JobFolder) -> str:

@@ -250,6 +250,22 @@ def test_setup_lines_that_hang_start_nothing_late(
     assert not (tmp_path / "went").exists()
 
 
+def test_a_ctrl_c_that_meets_the_script_before_its_session_loses_no_job(
+    started: list[JobFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a terminal it goes to the kernel's whole process group, and for a moment the new process is in it."""
+    start, programs = subprocess.Popen, [["/bin/sh", "-c", "kill -INT $$"]]
+    monkeypatch.setattr(subprocess, "Popen", lambda argv, **more: start(programs.pop() if programs else argv, **more))
+    folder = making.job(JobRoot(), "echo", "mine")
+    folder.prepare()
+    started.append(folder)
+    folder.write_submission(LocalBackend().submit(folder))
+    assert not programs
+    job = of_folder(folder)
+    assert job.wait(making.CEILING) is JobState.SUCCEEDED
+    assert job.logs() == "mine"
+
+
 def test_one_odd_identity_hides_no_other_job(started: list[JobFolder], tmp_path: Path) -> None:
     good, odd = waiting(tmp_path / "go"), waiting(tmp_path / "go")
     started.append(good)
