@@ -29,6 +29,8 @@ _VALUE: Final = re.compile(
     r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,})",
     re.ASCII,
 )
+# One of these is in each of both: most texts have none, and are seen through three times as fast.
+_BEGINS: Final = re.compile(r"hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox|AKIA|AIza|wandb_v1_|eyJ|://")
 _IN_URL: Final = re.compile(r"(?<=://)[^/\s:@'\"]{1,100}:[^/\s@'\"]{1,200}(?=@)")
 # What stands before the value of a variable in any of the formats, and that value.
 _SAYS: Final = re.compile(r"(?<![\w-])([A-Za-z_][\w-]*)[\"']?\s*[=:]\s*[\"'\[({]*")
@@ -58,12 +60,12 @@ def is_name(name: str) -> bool:
 
 def is_value(text: str) -> bool:
     """Whether a text has the form of a key, or a password within an address."""
-    return len(text) >= _SHORTEST and bool(_VALUE.search(text) or _IN_URL.search(text))
+    return bool(_may_hold(text) and (_VALUE.search(text) or _IN_URL.search(text)))
 
 
 def found(text: str) -> list[str]:
     """What in a text has the form of a key."""
-    return [match[0] for pattern in (_VALUE, _IN_URL) for match in pattern.finditer(text)]
+    return [match[0] for pattern in (_VALUE, _IN_URL) for match in pattern.finditer(text)] if _may_hold(text) else []
 
 
 def name_for(text: str) -> str:
@@ -103,4 +105,8 @@ def quiet(text: str) -> str:
 
 def shown(text: str) -> str:
     """A text with what has the form of a key taken out, for reports and errors."""
-    return _IN_URL.sub(HIDDEN, _VALUE.sub(HIDDEN, text)) if len(text) >= _SHORTEST else text
+    return _IN_URL.sub(HIDDEN, _VALUE.sub(HIDDEN, text)) if _may_hold(text) else text
+
+
+def _may_hold(text: str) -> bool:
+    return len(text) >= _SHORTEST and _BEGINS.search(text) is not None

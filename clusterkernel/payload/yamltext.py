@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import yaml
 
-from clusterkernel.errors import PayloadError
+from clusterkernel.errors import ClusterKernelError, PayloadError
 
-__all__ = ["SIZE_LIMIT", "dump", "load", "unreadable"]
+__all__ = ["SIZE_LIMIT", "BoundedLoader", "dump", "load", "opened"]
 
 SIZE_LIMIT: Final = 1 << 20
 #: Values that a document may have once its aliases are written out.
 _NODES: Final = 20_000
-_DEPTH: Final = 50
+_DEPTH: Final = 60
 
 
 def load(text: str, where: str) -> tuple[Any, list[str]]:
@@ -43,47 +44,18 @@ def load(text: str, where: str) -> tuple[Any, list[str]]:
             f"{where} takes {size >> 10} KiB, more than the {SIZE_LIMIT >> 10} KiB that a configuration may take.",
             hint="Is it the right file?",
         )
-    loader: _Loader | None = None
-    try:
-        loader = _Loader(text)
+    with opened(text, where, BoundedLoader, PayloadError) as loader:
         node = loader.get_single_node()
         twice = list(_check(node, where))
         return (None if node is None else loader.construct_document(node)), twice
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f" on line {mark.line + 1}" if mark else ""
-        reason = " ".join(part for part in (error.context, error.problem) if part)
-        raise PayloadError(
-            f"{where} is no valid YAML{line}: {' '.join(reason.split())}{_quoted(text, mark)}.", hint="Mend that line."
-        ) from None
-    except yaml.reader.ReaderError as error:
-        raise PayloadError(f"{where} is no valid YAML{unreadable(error, text)}.", hint="Mend that line.") from None
-    except _TooMuch as reason:
-        raise PayloadError(f"{where} {reason}.", hint="Is it the right file?") from None
-    except ValueError as error:  # 2024-13-45 looks like a date
-        raise PayloadError(f"{where} holds a value that YAML cannot read: {error}.", hint="Quote it.") from None
-    finally:
-        if loader is not None:
-            loader.dispose()
-
-
-def unreadable(error: yaml.reader.ReaderError, text: str) -> str:
-    """The place of a character that YAML has no place for, as the end of a sentence."""
-    line = text.count("\n", 0, error.position) + 1
-    return f" on line {line}: the character U+{ord(text[error.position]):04X} has no place in it"
-
-
-def dump(document: Any) -> str:
-    """A document as text, its keys in their order and nothing abbreviated."""
-    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 class _TooMuch(Exception):
     """It grows beyond bounds."""
 
 
-class _Loader(yaml.SafeLoader):
-    """Stops early: PyYAML takes seconds for what is no configuration any more."""
+class BoundedLoader(yaml.SafeLoader):
+    """Stops early: PyYAML takes seconds for what no person wrote any more."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -91,6 +63,7 @@ class _Loader(yaml.SafeLoader):
         self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """As PyYAML's, which calls it for every value within values."""
         self._count += 1
         self._depth += 1
         if self._count > _NODES:
@@ -100,6 +73,52 @@ class _Loader(yaml.SafeLoader):
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
         return node
+
+
+_Loader = TypeVar("_Loader", bound=BoundedLoader)
+
+
+@contextlib.contextmanager
+def opened(text: str, where: str, loader: type[_Loader], error: type[ClusterKernelError]) -> Iterator[_Loader]:
+    """A loader for a text, and one clear line for whatever is wrong with that.
+
+    Parameters
+    ----------
+    text, where : str
+        As for `load`.
+    loader, error : type
+        What is made, and what is raised.
+    """
+    made: _Loader | None = None
+    try:
+        made = loader(text)  # it looks at all characters at once
+        yield made
+    except yaml.MarkedYAMLError as found:
+        mark = found.problem_mark or found.context_mark
+        line = f" on line {mark.line + 1}" if mark else ""
+        reason = " ".join(" ".join(part for part in (found.context, found.problem) if part).split())
+        raise error(f"{where} is no valid YAML{line}: {reason}{_quoted(text, mark)}.", hint="Mend that line.") from None
+    except yaml.reader.ReaderError as found:
+        line = f"line {text.count(chr(10), 0, found.position) + 1}"
+        code = ord(text[found.position])
+        raise error(
+            f"{where} is no valid YAML on {line}: the character U+{code:04X} has no place in it.",
+            hint="Mend that line.",
+        ) from None
+    except _TooMuch as reason:
+        raise error(f"{where} {reason}.", hint="Is it the right file?") from None
+    except ClusterKernelError:
+        raise
+    except ValueError as found:  # 2024-13-45 looks like a date
+        raise error(f"{where} holds a value that YAML cannot read: {found}.", hint="Quote it.") from None
+    finally:
+        if made is not None:
+            made.dispose()
+
+
+def dump(document: Any) -> str:
+    """A document as text, its keys in their order and nothing abbreviated."""
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 class _Dumper(yaml.SafeDumper):

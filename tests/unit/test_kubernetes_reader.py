@@ -412,7 +412,7 @@ def test_values_are_put_in() -> None:
         (JOB.replace("memory: 512Gi", "memory: 12 gigs"), "line 36: .* is '12 gigs', and not a size"),
         (JOB.replace("{name: data, mountPath: /data}", "{name: dat, mountPath: /data}"), "names the volume 'dat'"),
         (JOB.replace("      containers:\n", "      containers: []\n      other:\n"), "has no containers"),
-        ("kind: Job\n" + "a: " + "[" * 100 + "]" * 100, "deeply nested"),
+        ("kind: Job\n" + "a: " + "[" * 100 + "]" * 100, "nested too deeply"),
     ],
 )
 def test_it_is_refused_with_the_place(text: str, message: str) -> None:

@@ -14,12 +14,10 @@ except ImportError:  # PyYAML was built without libyaml
     from yaml import SafeDumper as _SafeDumper  # type: ignore[assignment]
 
 from clusterkernel.errors import SpecError
-from clusterkernel.payload.yamltext import unreadable
+from clusterkernel.payload import yamltext
 
 __all__ = ["Tree", "dump", "load"]
 
-_NODES: Final = 20_000
-_DEPTH: Final = 60
 _SIZE: Final = 4 << 20
 _TEXT: Final = "tag:yaml.org,2002:str"
 _MERGE: Final = "tag:yaml.org,2002:merge"
@@ -60,25 +58,15 @@ def dump(documents: Sequence[Mapping[str, Any]]) -> str:
 # -- reading ----------------------------------------------------------------------
 
 
-class _Loader(yaml.SafeLoader):
-    """Stops early at what is no manifest any more."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._count = 0
-        self._depth = 0
+class _Loader(yamltext.BoundedLoader):
+    """Takes no alias: an item that stands in two places would have two lines."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        self._count += 1
-        self._depth += 1
-        if self._count > _NODES or self._depth > _DEPTH:
-            raise SpecError("The manifest is too large or too deeply nested.", hint="Is it the right file?")
+        """As PyYAML's."""
         if self.check_event(yaml.AliasEvent):
             line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
             raise SpecError(f"The manifest has an alias on line {line}.", hint="Write its value out.")
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
+        return super().compose_node(parent, index)
 
 
 class Tree:
@@ -160,10 +148,8 @@ def load(text: str, where: str) -> list[Tree]:
     """
     if len(text) > _SIZE:
         raise SpecError(f"{where} is too large for a manifest.", hint="Is it the right file?")
-    loader: _Loader | None = None
     trees = []
-    try:
-        loader = _Loader(text)  # it looks at all characters at once
+    with yamltext.opened(text, where, _Loader, SpecError) as loader:
         while loader.check_node():
             node = loader.get_node()
             assert node is not None
@@ -172,19 +158,6 @@ def load(text: str, where: str) -> list[Tree]:
             value = loader.construct_document(node)
             if value is not None:
                 trees.append(Tree(value, "", lines, set()))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f" on line {mark.line + 1}" if mark else ""
-        raise SpecError(f"{where} is no valid YAML{line}: {error.problem or error.context}.") from None
-    except yaml.reader.ReaderError as error:
-        raise SpecError(f"{where} is no valid YAML{unreadable(error, text)}.", hint="Mend that line.") from None
-    except ValueError as error:
-        if isinstance(error, SpecError):
-            raise
-        raise SpecError(f"{where} holds a value that YAML cannot read: {error}.", hint="Quote it.") from None
-    finally:
-        if loader is not None:
-            loader.dispose()
     return trees
 
 

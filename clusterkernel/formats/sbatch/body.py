@@ -134,7 +134,7 @@ class _Walker(Keeper):
         self.variables.place = f"{self._name}, line {statement.line}"
         if not raw:
             self._pass_on(statement.line, statement.text, key=statement.text.split(None, 1)[0])
-        elif all(assignment(word) for word in raw):
+        elif all(map(assignment, raw)):
             for word in raw:
                 self._assign(word, statement.line, exported=False)
         elif raw[0] in _EXPORTS and (raw[0] == "export" or self._exports(raw)):

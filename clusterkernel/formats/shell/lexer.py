@@ -20,6 +20,8 @@ _IN_DOUBLE: Final = re.compile(r'[\\"$`]')
 _IN_PARENTHESES: Final = re.compile(r"[\\'\"$`#()]")
 _IN_BRACES: Final = re.compile(r"[\\'\"$`}]")
 _BRACKETS: Final = re.compile(r"\(*")
+#: A word without quotes and expansions, with the blanks before it: most of all that a script is made of.
+_SIMPLE: Final = re.compile(r"[ \t]*([^ \t\r\v\f\n\\'\"$`;&|()<>#{}0-9][^ \t\r\v\f\n\\'\"$`;&|()<>#]*)(?=[ \t\n])")
 _GAP: Final = re.compile(r"(?:[ \t\r\v\f]|\\\n)+")
 _OPERATOR: Final = re.compile(r"&&|\|\||\|&|;;&|;;|;&|[;&|()\n]")
 _REDIRECT: Final = re.compile(r"&>>|&>|<<<|<<-|<<|<>|<&|>>|>&|>\||<|>")
@@ -74,6 +76,15 @@ class Lexer:
         opens = True  # a command begins here
         tried = 0  # up to here, brackets are known to be no arithmetic
         while at < size:
+            if simple := _SIMPLE.match(text, at):
+                at = simple.end()
+                token = Token(Sort.WORD, simple[1], simple.start(1), at)
+                opens = token.text in GOES_ON
+                if waiting:
+                    held.append(token)
+                else:
+                    yield token
+                continue
             char = text[at]
             if char in " \t\r\v\f\\" and (gap := _GAP.match(text, at)):
                 at = gap.end()
@@ -82,30 +93,16 @@ class Lexer:
                 end = text.find("\n", at)
                 at = size if end < 0 else end
                 continue
-            if char not in _SPECIAL:
-                start = at
-                plain = _PLAIN.match(text, at)
-                if plain and (plain.end() == size or text[plain.end()] in " \t\n"):
-                    at = plain.end()
-                    token = Token(Sort.WORD, plain[0], start, at)
-                else:
-                    at = self.word(at)
-                    token = Token(Sort.WORD, _joined(text[start:at]), start, at)
-                opens = token.text in GOES_ON
-                if waiting:
-                    held.append(token)
-                else:
-                    yield token
-                continue
-            if opens and at >= tried and text.startswith("((", at):
+            special = char in _SPECIAL
+            if special and opens and at >= tried and text.startswith("((", at):
                 if end := self._arithmetic(at + 2):
                     yield Token(Sort.WORD, text[at:end], at, end)
                     at, opens = end, False
                     continue
                 tried = _BRACKETS.match(text, at).end()  # type: ignore[union-attr]
-            descriptor = _DESCRIPTOR.match(text, at)
             start = at
-            redirect = _REDIRECT.match(text, descriptor.end() if descriptor else at)
+            descriptor = _DESCRIPTOR.match(text, at) if special else None
+            redirect = _REDIRECT.match(text, descriptor.end() if descriptor else at) if special else None
             if redirect and not text.startswith(("<(", ">("), at):
                 at = redirect.end()
                 while gap := _GAP.match(text, at):
@@ -116,30 +113,22 @@ class Lexer:
                 if redirect[0] in ("<<", "<<-"):
                     waiting.append((len(held), _unquoted(text[target:at]), redirect[0] == "<<-"))
                     held.append(token)
-                elif waiting:
-                    held.append(token)
-                else:
-                    yield token
-                continue
-            if operator := _OPERATOR.match(text, at):
-                token = Token(Sort.OPERATOR, operator[0], at, operator.end())
+                    continue
+            elif special and (operator := _OPERATOR.match(text, at)):
                 at = operator.end()
+                token = Token(Sort.OPERATOR, operator[0], start, at)
+                opens = token.text != ")"
                 if token.text == "\n" and waiting:
                     at = self._documents(at, waiting, held)
                     yield from held
                     waiting, held = [], []
-                    yield Token(Sort.OPERATOR, "\n", at, at)
-                elif waiting:
-                    held.append(token)
-                else:
-                    yield token
-                opens = token.text != ")"
-                continue
-            at = self.word(at)
-            if at == start:
-                raise self.error(at, f"{text[at]!r} has no place there.", "Mend that line.")
-            token = Token(Sort.WORD, _joined(text[start:at]), start, at)
-            opens = token.text in GOES_ON
+                    token = Token(Sort.OPERATOR, "\n", at, at)
+            else:
+                at = self.word(at)
+                if at == start:
+                    raise self.error(at, f"{char!r} has no place there.", "Mend that line.")
+                token = Token(Sort.WORD, _joined(text[start:at]), start, at)
+                opens = token.text in GOES_ON
             if waiting:
                 held.append(token)
             else:
