@@ -117,13 +117,15 @@ class Deliveries:
                     return
                 delivery = self._ended.pop(0)
             bound, note = self._bind(delivery)
+            # Told first: a card that expects nothing more is left as it is.
+            self.cards.delivered(delivery.job, bound=bound, note=note)
             with self._lock:
                 others = self._waiting.get(delivery.job.id, [])
                 if delivery in others:
                     others.remove(delivery)
                 if not others:
                     self._waiting.pop(delivery.job.id, None)
-            self.cards.delivered(delivery.job, bound=bound, note=note)
+            self.cards.settle()
 
     def _bind(self, delivery: _Delivery) -> tuple[tuple[str, ...], str]:
         """What was bound, and what a person should know."""

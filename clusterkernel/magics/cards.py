@@ -219,8 +219,12 @@ class Cards:
                 publish(bundle, display_id=card.display_id, update=True)
                 if card.final and not card.missed:
                     card.job.folder.write_seen()
+        self.settle()
+
+    def settle(self) -> None:
+        """Let go of the cards that show all that will ever be on them."""
         with self._condition:
-            seen = card.final and not card.dirty and not card.missed
-            if seen and not self._expects(card.job.id) and card in self._live:
-                self._live.remove(card)
-                self._condition.notify()
+            self._live = [
+                card for card in self._live if not card.final or card.dirty or card.missed or self._expects(card.job.id)
+            ]
+            self._condition.notify()

@@ -194,11 +194,36 @@ def test_a_name_that_never_came_tells_why(kernel: Kernel) -> None:
     assert len(ran.error.splitlines()) == 1
 
 
+PAINT_FIRST = """
+import threading
+from clusterkernel.magics.cards import Cards
+_told = Cards.delivered
+def _late(self, *args, **more):
+    painter = threading.Thread(target=self.flush)
+    painter.start()
+    painter.join()
+    _told(self, *args, **more)
+Cards.delivered = _late
+"""
+
+
+def test_a_card_that_is_painted_just_before_its_names_come_still_tells_of_them(
+    held: tuple[Kernel, Callable[[], None]],
+) -> None:
+    kernel, release = held
+    card = kernel.good("%cluster_status 1").displays[0]
+    kernel.good(PAINT_FIRST)
+    release()
+    kernel.good("%cluster_wait 1")
+    kernel.until(lambda: "model (bound)" in kernel.text_of(card), "the name")
+    assert kernel.value("model") == 42
+
+
 def test_what_is_large_is_bound_on_request(kernel: Kernel) -> None:
     kernel.good("%config ClusterKernel.bind_limit_mb = 1")
     card = kernel.good("%%cluster_train -o big --as job\nbig = b'x' * 2_000_000").displays[0]
-    kernel.until(lambda: any("not bound" in u["data"]["text/plain"] for u in kernel.updates_of(card)), "the note")
-    text = kernel.updates_of(card)[-1]["data"]["text/plain"]
+    kernel.until(lambda: "not bound" in kernel.text_of(card), "the note")
+    text = kernel.text_of(card)
     assert "2 MB" in text
     assert "%cluster_bind 1 big" in text
     assert "%cluster_bind 1 big" in kernel.run("len(big)").error
