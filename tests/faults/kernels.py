@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -88,6 +89,7 @@ class Kernel:
 
     def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
         self._log = folder / f"kernel-{time.monotonic_ns()}.log"
+        self._ending = threading.Lock()
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-c", _SERVER],
@@ -130,13 +132,14 @@ class Kernel:
 
     def kill(self) -> None:
         """As a crash does."""
-        self._process.kill()
-        self._process.communicate()
+        with self._ending:  # a scene and its fixture may do so at once
+            if self._process.returncode is None:
+                self._process.kill()
+                self._process.communicate()
 
     def close(self) -> None:
         """End it, whatever it does."""
-        if self._process.poll() is None:
-            self.kill()
+        self.kill()
 
 
 class Place:
