@@ -311,8 +311,9 @@ class JobFolder:
         return bool(_read(self.path / "delivered.json"))
 
     def write_delivered(self, names: tuple[str, ...] = ()) -> None:
-        """Note that a notebook got what the job made."""
-        write_atomic(self.path / "delivered.json", json.dumps({"names": names, "time": time.time()}).encode())
+        """Note that a notebook took what the job made; where that fails, it may be taken once more."""
+        with contextlib.suppress(OSError):
+            write_atomic(self.path / "delivered.json", json.dumps({"names": names, "time": time.time()}).encode())
 
     def seen(self) -> bool:
         """Whether a notebook showed how the job ended."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from clusterkernel.errors import ClusterKernelError
 from clusterkernel.language import plural
 from clusterkernel.magics.cards import Cards
-from clusterkernel.magics.notebook import kernel_of
+from clusterkernel.magics.notebook import interactive, kernel_of
 from clusterkernel.magics.pending import WHOLE, Pending, job_of, pending_names, still_pending
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class Deliveries:
         self._lock = threading.Lock()
         self._waiting: dict[str, list[_Delivery]] = {}
         self._ended: list[_Delivery] = []
+        #: Names that were bound and that no cell has read since: what was bound, and whose job made it.
+        self.unused: dict[str, tuple[object, Job]] = {}
         self._in_cell = True  # whoever makes this is in one
         self._closed = False
         self.cards = Cards(shell, self.expects)
@@ -149,7 +151,11 @@ class Deliveries:
         except ClusterKernelError as error:
             return (), str(error)
         namespace.update(values)
-        job.folder.write_delivered(tuple(wanted))
+        if values and interactive(self._shell):
+            # A kernel may die before anybody saw them: run again, the cell is to find what the job made.
+            self.unused.update({name: (value, job) for name, value in values.items()})
+        else:
+            job.folder.write_delivered(tuple(wanted))
         taken = [
             name
             for name in delivery.placeholders
@@ -164,6 +170,14 @@ class Deliveries:
             id=job.id,
         )
         return tuple(wanted), note if taken else ""
+
+    def use(self, names: Iterable[str]) -> None:
+        """A cell reads these names: what was bound to them has been taken, and the job's cell may run anew."""
+        namespace = self._shell.user_ns
+        self.unused = {name: held for name, held in self.unused.items() if namespace.get(name) is held[0]}
+        for name in names:
+            if name in self.unused:
+                self.unused.pop(name)[1].folder.write_delivered((name,))
 
     def bind_now(self, name: str, value: Pending) -> BaseException | None:
         """Bind what an ended job saved, whatever its size, since somebody waited for it.

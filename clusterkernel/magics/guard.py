@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from IPython.core.error import InputRejected
@@ -53,16 +53,15 @@ class Guard(ast.NodeTransformer):
         InputRejected
             The cell reads a name that is not there; with that error's name and lines.
         """
-        if pending_names(self._shell.user_ns):
+        if self._deliveries.unused or pending_names(self._shell.user_ns):
             self._deliveries.collect()
-            if waiting := pending_names(self._shell.user_ns):
-                error = self.missing(self._read_by(node), waiting)
-                if error is not None:
-                    reject(error)
+            error = self.missing(self._read_by(node))
+            if error is not None:
+                reject(error)
         return node
 
-    def missing(self, names: Iterable[str], waiting: Mapping[str, Pending] | None = None) -> BaseException | None:
-        """Wait for `names` where that is wanted.
+    def missing(self, names: Sequence[str]) -> BaseException | None:
+        """Wait for `names`, which a cell is about to use, where that is wanted.
 
         Returns
         -------
@@ -70,10 +69,14 @@ class Guard(ast.NodeTransformer):
             Why one of them is not there: it has yet to come, its job ended
             badly (then that job's own error), the wait was interrupted.
         """
-        waiting = pending_names(self._shell.user_ns) if waiting is None else waiting
+        waiting = pending_names(self._shell.user_ns)
         needed = {name: waiting[name] for name in names if name in waiting}
-        if not needed:
-            return None
+        if needed and (error := self._wait_for(needed)) is not None:
+            return error
+        self._deliveries.use(names)
+        return None
+
+    def _wait_for(self, needed: Mapping[str, Pending]) -> BaseException | None:
         if not self._waits():
             return still_pending(next(iter(needed.values())))
         jobs = {job_of(value).id: job_of(value) for value in needed.values()}

@@ -291,11 +291,13 @@ def _attached(kernel: ClusterKernel, key: str, artefact: Artefact) -> Job | JobA
     unsure = sorted(name for name in now if now[name] is None and before.get(name) is None)
     if (other or unsure) and not interactive(kernel.shell):
         return None  # nobody is there to read the line below
+    if other and job.state.terminal:
+        return None  # it is asked for something else now
     moment = time.strftime("%H:%M:%S", time.localtime(job.record.created))
     if other:
         does = say("has other values of: {names} ({state})", names=", ".join(other), state=job.state)
     elif job.state.terminal:
-        does = say("did this and was not taken yet")
+        does = say("did this, and nothing has used what it made")
     else:
         does = say("does this already ({state})", state=job.state)
     text = say("Attached to job {id}, sent at {moment}, which {does};", id=job.id, moment=moment, does=does)

@@ -94,6 +94,18 @@ class Notebook:
         self.execute("notebook:run-all-cells")
         self.page.wait_for_function(f"before => ({_EXECUTIONS}) !== before && ({_IDLE})", arg=before, timeout=CEILING)
 
+    def expect_running(self, cell: int) -> None:
+        """Wait until the kernel is at a cell, and those before it are done."""
+        prompts = f"{_PANEL}.content.widgets.map(w => w.promptNode?.textContent || '')"
+        states = f"{_PANEL}.content.widgets.map(w => w.model.executionState)"
+        busy = f"{_PANEL}.sessionContext.session?.kernel?.status === 'busy'"
+        self.page.wait_for_function(
+            f"cell => ({busy}) && ({prompts}).slice(0, cell).every(text => !text.includes('*'))"
+            f" && ({states})[cell] === 'running'",
+            arg=cell,
+            timeout=CEILING,
+        )
+
     def output(self, cell: int) -> str:
         """A cell's output as text."""
         area = self.page.locator(".jp-Notebook .jp-CodeCell").nth(cell).locator(".jp-Cell-outputArea")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.kernel.conftest import Kernel, gate
 from tests.unit.making import until
 
@@ -55,6 +57,44 @@ def test_what_was_taken_is_sent_anew(kernel: Kernel, own_folders: Path) -> None:
     kernel.good("job.wait()")
     kernel.good("%%cluster_train --as job\n'no names'")
     assert jobs(own_folders) == 4
+
+
+def test_what_no_cell_has_used_is_taken_again_also_after_the_kernel_died(
+    new_kernel: Callable[..., Kernel], own_folders: Path
+) -> None:
+    cell = "%%cluster_train -o model other\nmodel = base\nother = 1"
+    first = new_kernel()
+    first.good("base = 42")
+    first.good(cell)
+    first.good("%cluster_wait 1")
+    first.good("print('of another matter')")
+    assert "nothing has used what it made" in first.good(cell).text
+    first.kill()
+    second = new_kernel()
+    second.good("base = 42")
+    assert "Attached to job 1" in second.good(cell).text
+    assert second.value("model") == 42
+    assert jobs(own_folders) == 1
+    second.good(cell)
+    assert jobs(own_folders) == 2, "it was used: whoever runs the cell again wants it done again"
+    second.good("%cluster_wait 2")
+    second.good("base = 43")
+    assert "Attached" not in second.good(cell).text, "the job that ended was asked for something else"
+    second.good("%cluster_wait 3")
+    assert second.value("model") == 43
+
+
+def test_with_nobody_there_what_has_come_is_taken(
+    new_kernel: Callable[..., Kernel], monkeypatch: pytest.MonkeyPatch, own_folders: Path
+) -> None:
+    monkeypatch.setenv("CLUSTERKERNEL_INTERACTIVE", "0")
+    for number in (1, 2):  # as a scheduler runs a notebook, each night
+        one = new_kernel()
+        one.good("%%cluster_train -o model\nmodel = 42")
+        one.good(f"%cluster_wait {number}")
+        one.good("pass")
+        one.kill()
+    assert jobs(own_folders) == 2
 
 
 def test_a_failed_job_is_sent_anew(kernel: Kernel, own_folders: Path) -> None:
