@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import pytest
 from clusterkernel import advice
 from clusterkernel.advice import Case, Level, axolotl_schema
 from clusterkernel.formats.model import Runs
+from tests.unit import axolotl_judge
 from tests.unit.advice_cases import CASES, CLEAN, case
 
 SPEAKING = [
@@ -178,22 +176,11 @@ def test_without_axolotl_there_is_no_schema(tmp_path: Path, monkeypatch: pytest.
 
 # -- the real axolotl ---------------------------------------------------------------------------
 
-_PROBE = """
-import json, sys
-from axolotl.utils.schemas.config import AxolotlInputConfig as Config
-given = json.loads(sys.argv[1])
-kept = Config(**given).model_dump(by_alias=True)
-print(json.dumps(sorted(key for key in given if key not in kept)))
-"""
-
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_what_axolotl_drops_is_what_the_advice_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    named = os.environ.get("CLUSTERKERNEL_AXOLOTL_PYTHON")
-    python = Path(named) if named else axolotl_schema.find()
-    if python is None:
-        pytest.skip("axolotl is not installed here; CLUSTERKERNEL_AXOLOTL_PYTHON names a Python that has it")
+    python = axolotl_judge.python()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     schema = axolotl_schema.load(python)
     assert schema is not None
@@ -209,15 +196,7 @@ def test_what_axolotl_drops_is_what_the_advice_names(monkeypatch: pytest.MonkeyP
         "sequence_len": 128,
         "output_dir": "out",
     }
-    done = subprocess.run(
-        [str(python), "-W", "ignore", "-c", _PROBE, json.dumps(config)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-        env={**os.environ, "AXOLOTL_DO_NOT_TRACK": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )
-    dropped = json.loads(done.stdout.splitlines()[-1])
+    dropped = sorted(config.keys() - axolotl_judge.kept(config).keys())
     given = case("slurm", config=config, schema=schema)
     named_keys = sorted(item.field for item in advice.check_case(given) if item.rule == "axolotl-key")
     assert named_keys == dropped == ["batch_sise", "learning_rat"]

@@ -12,6 +12,7 @@ from clusterkernel.errors import PayloadError, SpecError
 from clusterkernel.payload import yamltext
 from clusterkernel.payload.axolotl import build, reload, with_launcher
 from clusterkernel.spec import JobSpec, Launcher, Resources
+from tests.unit import axolotl_judge
 
 CONFIG = """\
 # a comment that stays
@@ -327,6 +328,23 @@ def test_paths_are_looked_up_in_the_working_folder(tmp_path: Path, monkeypatch: 
     assert len(build(text).notes) == 1
     (tmp_path / "ds.json").write_text("{}")
     assert build(text).notes == ()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_what_travels_is_what_axolotl_itself_takes() -> None:
+    text = CONFIG.replace("lora: {r: 8, targets: [q, v]}\n", "micro_batch_size: 1\ngradient_accumulation_steps: 1\n")
+    overrides = {"learning_rate": "1e-4", "datasets.0.type": "completion", "lora_r": 8, "lora_alpha": 16}
+    overrides |= {"lora_target_linear": True, "dataset_prepared_path": None}
+    shipped = build(text, overrides=overrides).files["config.yml"]
+    assert isinstance(shipped, str)
+    sent = yaml.safe_load(shipped)
+    kept = axolotl_judge.kept(sent)
+    assert kept.keys() == sent.keys()
+    assert kept["learning_rate"] == 1e-4
+    assert kept["lora_r"] == 8
+    assert kept["datasets"][0]["type"] == "completion"
+    assert kept["dataset_prepared_path"] == sent["dataset_prepared_path"]
 
 
 def test_dumping_repeats_what_is_shared() -> None:
