@@ -46,7 +46,7 @@ class ClusterKernel(Configurable):
         ["refuse", "wait"],
         help="What a cell does that reads a name which a job has yet to deliver. Default: $CLUSTERKERNEL_ON_PENDING.",
     ).tag(config=True)
-    bind_limit_mb = Int(256, help="Names of a job that take more together are not bound by themselves.").tag(
+    bind_limit_mb = Int(256, min=0, help="Names of a job that take more together are not bound by themselves.").tag(
         config=True
     )
 

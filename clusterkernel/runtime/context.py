@@ -84,6 +84,15 @@ def read_json(path):
         return lean.loads(file.read())
 
 
+def is_cancelled(job_dir, task):
+    """Whether somebody asked for the end of a task, or of the whole job."""
+    try:
+        tasks = read_json(os.path.join(job_dir, "cancel.json"))["tasks"]
+        return not tasks or task in tasks
+    except (IOError, OSError, ValueError, KeyError, TypeError):  # nobody did, or it is no such record
+        return False
+
+
 def write_json(path, value):
     """Put a JSON value into a file in one step."""
     temporary = "%s.%s.%d.tmp" % (path, os.uname().nodename, os.getpid())

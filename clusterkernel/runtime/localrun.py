@@ -12,7 +12,7 @@ import sys
 import time
 
 from . import events, processes, verdict
-from .context import Context, read_json
+from .context import Context, is_cancelled, read_json
 from .slots import Slots, give_back
 from .supervisor import GRACE, Supervisor
 
@@ -270,11 +270,7 @@ class Runner(object):
             self.waiting.append((time.time() + self.backoff, task, attempt + 1))
 
     def _cancelled(self, task):
-        try:
-            tasks = read_json(os.path.join(self.job_dir, "cancel.json"))["tasks"]
-        except (IOError, OSError, ValueError):
-            return False
-        return not tasks or task in tasks
+        return is_cancelled(self.job_dir, task)
 
     def _cancel(self):
         """End what `cancel.json` names; all, where nobody asked for a cancel: somebody else wants our end."""

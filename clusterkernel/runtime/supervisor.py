@@ -14,7 +14,7 @@ import sys
 import time
 
 from . import events, lean, private, processes, verdict
-from .context import read_json
+from .context import is_cancelled
 from .lean import signal
 
 HEARTBEAT = 10.0
@@ -87,7 +87,7 @@ class Supervisor(object):
             events.EventLog(name).write("duplicate", claimed_by=claimed_by, platform_id=self.context.platform_id)
             return 0
         self.log = events.EventLog(self.context.events_path)
-        if self._is_cancelled():
+        if is_cancelled(self.context.job_dir, self.context.task):
             self.log.write("outcome", **verdict.outcome("CANCELLED", "It was cancelled before it started."))
             return 1
         self._listen()
@@ -138,14 +138,6 @@ class Supervisor(object):
             except OSError:
                 pass
         return False
-
-    def _is_cancelled(self):
-        """Whether somebody asked for its end before it came to its start."""
-        try:
-            tasks = read_json(os.path.join(self.context.job_dir, "cancel.json"))["tasks"]
-            return not tasks or self.context.task in tasks
-        except (IOError, OSError, ValueError, KeyError, TypeError):  # the last: it is no such record
-            return False
 
     def _listen(self):
         self._wakeup, write_end = os.pipe()
