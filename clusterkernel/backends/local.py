@@ -17,11 +17,10 @@ from clusterkernel.backends.base import Availability, Capabilities, Check, Obser
 from clusterkernel.backends.slurm.environment import for_local
 from clusterkernel.errors import BackendError, SpecError, SubmissionError
 from clusterkernel.files import make_private, write_atomic
-from clusterkernel.formats import setup_lines
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.jobroot import JobRoot
 from clusterkernel.records import Submission
-from clusterkernel.runtime import processes
+from clusterkernel.runtime import processes, setuplines
 from clusterkernel.runtime import slots as held
 from clusterkernel.spec import JobSpec
 from clusterkernel.states import JobState
@@ -40,13 +39,6 @@ _UNUSABLE: Final = {
 _RUNNER: Final = re.compile(r"(.+):([0-9]{1,10}):([0-9]{1,20})", re.ASCII)
 # Seconds until setup lines must have come to their end.
 _PATIENCE: Final = 60.0
-# The last word of a script that came no further, behind all that its setup lines printed.
-_SETUP: Final = (
-    "ck_told='A setup line ended the script'",
-    """trap 'printf "%s with exit code %d.\\n" "$ck_told" "$?" >&2' EXIT""",
-    'ck_failed() { ck_told="The setup line $2 failed"; exit "$1"; }',
-)
-_TOLD: Final = re.compile(r"(A setup line ended the script|The setup line .* failed) with exit code \d+\.", re.DOTALL)
 
 
 def slots() -> int:
@@ -118,8 +110,7 @@ class LocalBackend:
         environment = spec.environment
         lines = ["#!/bin/bash"]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.env.items())]
-        if environment.setup:
-            lines += [*_SETUP, *setup_lines.guarded(environment.setup), "trap - EXIT"]
+        lines += setuplines.telling(environment.setup)
         if environment.workdir:
             lines.append(f"cd {shlex.quote(environment.workdir)} || exit 1")
         lines.append(launch or "exec python RUNTIME local JOB_FOLDER")
@@ -151,9 +142,9 @@ class LocalBackend:
             return found
         if code is None:
             raise SubmissionError(f"{folder.script} did not start its job within {_PATIENCE:g} s.")
-        *before, said = printed or ["it printed nothing"]
-        if _TOLD.fullmatch(said):
-            raise SubmissionError(setup_lines.reason(said, before[-1] if before else ""))
+        if told := setuplines.told(printed):
+            raise SubmissionError(told)
+        said = printed[-1] if printed else "it printed nothing"
         raise SubmissionError(f"The job could not be started on this machine: {said}")
 
     def find(self, folder: JobFolder) -> Submission | None:

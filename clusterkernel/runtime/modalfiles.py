@@ -66,7 +66,7 @@ def fetch(modal, key, root):
         for name in os.listdir(files) if os.path.isdir(files) else ():
             os.symlink(os.path.join(files, name), os.path.join(work, name))
     write_json(os.path.join(job_dir, "job.json"), job)
-    for folder in ("claims", "out", "events"):
+    for folder in ("claims", "out", "events", "batch"):
         os.mkdir(os.path.join(job_dir, folder), 0o700)
     return job_dir, work
 

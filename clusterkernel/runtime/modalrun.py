@@ -125,7 +125,7 @@ def run(key, task, limit, volumes=(), budget=None, then=None, after=False, nodes
 
 def part_name(task, node):
     """What claims and streams call one container's part of a task."""
-    return "%d.%d" % (task, node) if node else str(task)
+    return "%s.%d" % (task, node) if node else str(task)
 
 
 def _among(modal, nodes):
@@ -159,7 +159,7 @@ def _attend(where, call, limit, stream, cancelled, peers):
             stream.send()
             due = time.monotonic() + (_QUICK if now - began < _YOUNG else _SLOW)
         time.sleep(_LOOK)
-    return _spoken(where, runner.returncode, bool(cancelled))
+    return _spoken(where, runner.returncode, bool(cancelled), _launch_lines(where, call))
 
 
 def _start(where, call, limit):
@@ -169,9 +169,25 @@ def _start(where, call, limit):
     words = [sys.executable, "-u", os.path.join(root, "__main__.py"), "modal", job_dir]
     words += [str(task), str(attempt), call, str(limit), str(node)]
     if setup:
-        words = ["/bin/bash", "-c", "\n".join(list(setup) + ['exec "$@"']), "setup"] + words
+        from . import setuplines
+
+        words = ["/bin/bash", "-c", "\n".join(setuplines.telling(setup) + ['exec "$@"']), "setup"] + words
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.Popen(words, stdin=subprocess.DEVNULL, env=environ, start_new_session=True)
+    with open(_launch_log(where, call), "wb") as log:
+        return subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, start_new_session=True
+        )
+
+
+def _launch_log(where, call):
+    """Where the kernel looks for what is printed before a supervisor keeps it: of several nodes by the head."""
+    job_dir, _, _, node = where
+    return os.path.join(job_dir, "batch", "%s.log" % (part_name(call, node)))
+
+
+def _launch_lines(where, call):
+    with open(_launch_log(where, call), "rb") as file:
+        return file.read().decode("utf-8", "replace").splitlines()
 
 
 def _records(where):
@@ -182,15 +198,18 @@ def _records(where):
     return [os.path.join(folder, name) for name in names if name.startswith("%d." % task)]
 
 
-def _spoken(where, code, cancelled):
-    """The outcome that decides, of all ranks; made up where the runner could not write one."""
+def _spoken(where, code, cancelled, printed):
+    """The outcome that decides, of all ranks; made up where the runner could not write one, from what it `printed`."""
     paths = _records(where)
     found = [record for path in paths for record in events.read(path) if record["kind"] == "outcome"]
     if found:
         return next((record for record in found if record["state"] != "SUCCEEDED"), found[0])
-    reason = "A setup line ended the script with exit code %s." % code
-    if paths:
+    from . import setuplines
+
+    reason = setuplines.told(printed)
+    if not reason:
         reason = "What runs the job in the container ended with exit code %s and no word." % code
+        reason = setuplines.reason(reason, ([""] + [line for line in printed if line.strip()])[-1])
     record = {"state": "LAUNCH_FAILED", "reason": reason, "exit_code": code, "signum": None}
     if cancelled:
         record.update(state="CANCELLED", reason="It was cancelled before it started.", exit_code=None)

@@ -44,13 +44,12 @@ class Stream(object):
         """Send what is new; at the `last` time all files, and that it was."""
         # What the records tell of must come before them: they are read first, and sent last.
         records = [(path, self._new(path, hold=not last)) for path in self._paths("events") if path.endswith(".jsonl")]
+        for path in self._paths("batch"):
+            self._add_new(path, sys.stderr)
         for path in self._paths("out"):
             name = os.path.basename(path)
             if name in _STREAMS:
-                for data in self._new(path):
-                    self._add(path, data)
-                    if name in ("stdout", "stderr"):  # so that Modal's own log has it, too
-                        _show(data, getattr(sys, name))
+                self._add_new(path, getattr(sys, name, None))
             elif last:
                 self._add_file(path)
         for path, parts in records:
@@ -81,6 +80,12 @@ class Stream(object):
                 parts.append(data)
                 if hold:
                     return parts
+
+    def _add_new(self, path, shown):
+        for data in self._new(path):
+            self._add(path, data)
+            if shown is not None:  # so that Modal's own log has it, too
+                _show(data, shown)
 
     def _add(self, path, data):
         offset = self._sent.get(path, 0)

@@ -161,12 +161,33 @@ def test_a_large_result_comes_over_the_volume(platform: platforms.Platform) -> N
     assert job.result(LIMIT) == bytes(6_000_000)
 
 
-def test_setup_lines_run_before_and_a_bad_one_is_named(platform: platforms.Platform) -> None:
+def test_setup_lines_run_before_and_are_in_the_log(platform: platforms.Platform) -> None:
     executor = platform.executor(setup=["export GREETING=hello"])
     assert executor.submit(os.getenv, "GREETING").result(LIMIT) == "hello"
-    job = platform.executor(setup=["exit 7"]).submit(int)
+    loud = platform.executor(setup=["echo loading"]).submit(print, "here")
+    assert loud.wait(LIMIT) is JobState.SUCCEEDED
+    assert loud.logs() == "loading\nhere"
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (["exit 7"], "A setup line ended the script with exit code 7."),
+        (["echo so", "exit 7"], "A setup line ended the script with exit code 7: so."),
+        (
+            ["echo so", "no-such load cuda", "echo not here"],
+            "The setup line no-such load cuda failed with exit code 127: no-such: command not found. "
+            "Put || true behind it where that does no harm.",
+        ),
+    ],
+)
+def test_a_setup_line_that_fails_ends_the_job(platform: platforms.Platform, lines: list[str], reason: str) -> None:
+    job = platform.executor(setup=lines).submit(print, "never")
     assert job.wait(LIMIT) is JobState.LAUNCH_FAILED
-    assert "7" in job.reason
+    assert job.reason == reason
+    assert ("so" in job.logs()) is (len(lines) > 1)
+    assert "never" not in job.logs()
+    assert "not here" not in job.logs()
 
 
 def test_what_is_left_at_modal_is_cleared(platform: platforms.Platform, modal_server: ModalServer) -> None:

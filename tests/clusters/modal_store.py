@@ -46,7 +46,7 @@ class Store:
         self.images: dict[str, list[Any]] = {}
         self.dicts: dict[str, dict[bytes, bytes]] = {}
         self.path_word = secrets.token_urlsafe(16)
-        for name in ("blobs", "blocks", "files", "volumes"):
+        for name in ("blobs", "blocks", "files", "seen", "volumes"):
             (self.folder / name).mkdir(exist_ok=True)
 
     def get_or_create(self, kind: str, name: str, how: int) -> tuple[str, bool]:
@@ -164,9 +164,11 @@ class Store:
                 if place.exists() and request.disallow_overwrite_existing_files:
                     raise GRPCError(Status.ALREADY_EXISTS, f"{file.path} exists already")
                 place.parent.mkdir(parents=True, exist_ok=True)
-                with place.open("wb") as target:
+                temporary = self.folder / "blobs" / new_id("tm")
+                with temporary.open("wb") as target:
                     for block in file.blocks:
                         target.write((self.folder / "blocks" / block.contents_sha256.hex()).read_bytes())
+                os.replace(temporary, place)
         return response
 
     async def VolumeListFiles2(self, stream: Any) -> None:
@@ -187,9 +189,11 @@ class Store:
         place = self._inside(request.volume_id, request.path)
         if not place.is_file():
             raise GRPCError(Status.NOT_FOUND, f"{request.path} not found")
-        size = place.stat().st_size
-        name = str(place.relative_to(self.folder / "volumes"))
-        base = f"{self.web_url}/{self.path_word}/volumes/{name}?block="
+        # The blocks of one answer are of one file, whatever is put in its place meanwhile: Modal names them by content.
+        name = new_id("sn")
+        os.link(place, self.folder / "seen" / name)
+        size = (self.folder / "seen" / name).stat().st_size
+        base = f"{self.web_url}/{self.path_word}/seen/{name}?block="
         urls = [f"{base}{block}" for block in range(-(-size // BLOCK))]
         return api_pb2.VolumeGetFile2Response(get_urls=urls, size=size, start=0, len=size)
 
@@ -264,7 +268,7 @@ class Store:
         return [
             web.put(base + "/{kind:blobs|blocks}/{name}", self._web_put),
             web.get(base + "/{kind:blobs}/{name}", self._web_get),
-            web.get(base + "/volumes/{name:.+}", self._web_block),
+            web.get(base + "/seen/{name}", self._web_block),
         ]
 
     async def _web_put(self, request: Any) -> Any:
@@ -285,10 +289,7 @@ class Store:
         return web.Response(status=404)
 
     async def _web_block(self, request: Any) -> Any:
-        place = (self.folder / "volumes" / request.match_info["name"]).resolve()
-        if not place.is_relative_to(self.folder / "volumes"):
-            return web.Response(status=404)
-        with place.open("rb") as file:
+        with (self.folder / "seen" / request.match_info["name"]).open("rb") as file:
             file.seek(int(request.query["block"]) * BLOCK)
             return web.Response(body=file.read(BLOCK))
 

@@ -29,7 +29,7 @@ __all__ = ["Place", "Progress", "Stream"]
 
 # A stream that is silent for so long is looked at for a container that came after.
 _SILENT: Final = 5.0
-_PATH: Final = re.compile(r"(events|out)/[0-9]+/[^/\0][^\0]*")
+_PATH: Final = re.compile(r"((events|out)/[0-9]+|batch)/[^/\0][^\0]*")
 
 
 class Place(msgspec.Struct, kw_only=True):
@@ -182,7 +182,9 @@ class Stream:
             if offset is None:
                 self._download(str(data), target)
                 continue
-            file = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            # What setup lines print has no file of its own for each attempt.
+            anew = os.O_TRUNC if offset == 0 and path.startswith("batch/") else 0
+            file = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | anew, 0o600)
             try:
                 while data:
                     written = os.pwrite(file, data, offset)

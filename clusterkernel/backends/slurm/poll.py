@@ -33,11 +33,11 @@ from clusterkernel.backends.slurm.records import (
 )
 from clusterkernel.backends.slurm.states import Record, Verdict, judge
 from clusterkernel.errors import BackendUnavailable
-from clusterkernel.formats import setup_lines
 from clusterkernel.formats.sbatch.directives import may_requeue
 from clusterkernel.formats.sbatch.writer import clean_name
 from clusterkernel.jobfolder import JobFolder
 from clusterkernel.records import Submission
+from clusterkernel.runtime import setuplines
 from clusterkernel.states import JobState
 
 __all__ = ["Poller", "owns"]
@@ -335,7 +335,7 @@ def _with_shell(verdict: Verdict, part: _Part, task: int, attempt: int) -> Verdi
         reason = record.reason
         if record.phase == "setup":
             told = reason or f"A setup line ended the script with exit code {record.exit_code}."
-            reason = setup_lines.reason(told, layout.last_line(layout.batch_log(part.folder, platform_id)))
+            reason = setuplines.reason(told, layout.last_line(layout.batch_log(part.folder, platform_id)))
         return Verdict(state=JobState.LAUNCH_FAILED, reason=reason, exit_code=record.exit_code)
     if verdict.state is not JobState.FAILED or layout.started(part.folder, attempt, task):
         return verdict

@@ -22,9 +22,10 @@ from typing import Final
 import msgspec
 
 from clusterkernel.errors import SpecError
-from clusterkernel.formats import secrets, setup_lines
+from clusterkernel.formats import secrets
 from clusterkernel.formats.sbatch.directives import checkpoint_signal, directives, lines, may_requeue, uses_srun
 from clusterkernel.formats.sbatch.options import quote
+from clusterkernel.runtime import setuplines
 from clusterkernel.spec import JobSpec, Launcher
 from clusterkernel.units import format_memory
 
@@ -226,7 +227,7 @@ def write(
     if any(_MODULE.match(line) for line in spec.environment.setup):
         # A batch shell is no login shell: where the kernel had no `module` to pass on, this has.
         body.append("type module >/dev/null 2>&1 || . /etc/profile")
-    body += setup_lines.guarded(spec.environment.setup)
+    body += setuplines.guarded(spec.environment.setup)
     if workdir:
         missing = _stop(1, f"The working folder {workdir} is not there")
         body += ["ck_phase=folder", f"cd {shlex.quote(workdir)} || {missing}"]
