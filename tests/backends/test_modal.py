@@ -18,7 +18,7 @@ import pytest
 import clusterkernel as ck
 from clusterkernel import errors, secretstore
 from clusterkernel.backends import registry
-from clusterkernel.backends.modal import app, volumes
+from clusterkernel.backends.modal import app, startup, volumes
 from clusterkernel.backends.modal.client import connect, library
 from clusterkernel.backends.modal.submit import stream_of
 from clusterkernel.states import JobState
@@ -202,6 +202,35 @@ def test_what_is_left_at_modal_is_cleared(platform: platforms.Platform, modal_se
 
     until(cleared, "the job's Dict and its files on the volume are removed")
     until(lambda: modal_server.calls()[-1] == "AppStop" or "AppStop" in modal_server.calls(), "its app is stopped")
+
+
+# -- containers that cannot start ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("import not_in_the_image", "ModuleNotFoundError: No module named 'not_in_the_image'"),
+        ("import os; os.write(2, b'exec python: not found\\n'); os._exit(127)", "exec python: not found"),
+    ],
+)
+def test_a_job_whose_containers_cannot_start_does_not_wait_for_ever(
+    platform: platforms.Platform,
+    modal_server: ModalServer,
+    monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    said: str,
+) -> None:
+    written = app.text
+    monkeypatch.setattr(app, "text", lambda *a, **k: f"{written(*a, **k)}\n\nif not modal.is_local():\n    {line}\n")
+    monkeypatch.setattr(startup, "_FIRST", 0.5)
+    stops = modal_server.calls().count("AppStop")
+    job = platform.executor().submit(int)
+    assert job.wait(LIMIT) is JobState.LAUNCH_FAILED
+    assert job.reason == f"Its containers end before they take the job: {said}"
+    assert said in job.logs()
+    until(lambda: modal_server.calls().count("AppStop") > stops, "its app is stopped")
+    until(lambda: idle(modal_server), "its call is cancelled")
 
 
 # -- retries, time, pre-emption -------------------------------------------------

@@ -37,6 +37,8 @@ _HEARTBEAT: Final = 14.0
 _IDLE: Final = 2.0
 # Containers of one function at a time, where it names no limit: the machine is small.
 _MOST: Final = 6
+# Containers that could not import the function's file until that is the call's own end.
+_ESCALATED: Final = 4
 
 
 class Input:
@@ -80,6 +82,8 @@ class Container:
         self.input: Input | None = None
         self.cancelling: asyncio.Queue[str] = asyncio.Queue()
         self.used = False
+        self.dismissed = False
+        self.failure: Any = None
 
 
 class Calls:
@@ -102,6 +106,8 @@ class Calls:
         self.by_word: dict[str, Container] = {}
         self.stopped_apps: set[str] = set()
         self.links: set[Path] = set()
+        self.crashes: dict[str, int] = {}  # of a function's containers that ended before they took an input
+        self.tasks_of: dict[str, list[str]] = {}  # app -> all its containers so far
 
     def _go(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -213,6 +219,7 @@ class Calls:
         root = folder / "root"
         root.mkdir(parents=True)
         self.lay_mounts([*definition.mount_ids], folder)  # type: ignore[attr-defined]
+        self.tasks_of.setdefault(self.function_apps[container.function], []).append(container.id)
         arguments = api_pb2.ContainerArguments(
             task_id=container.id,
             function_id=container.function,
@@ -272,6 +279,8 @@ class Calls:
                 other.input = None  # all nodes start again together
                 self.kill(other)
             self._dropped(held, code)
+        elif not container.used and not container.dismissed:
+            self._crashed(container)
         self._dispatch()
         await self._tell()
 
@@ -291,6 +300,40 @@ class Calls:
         else:
             held.task = ""
             self.queued.append(held)
+
+    def _crashed(self, container: Container) -> None:
+        """A container ended before it took an input: the call waits [4].
+
+        A deployed function's containers are started again for ever, with a pause (Modal's guide on retries). What the
+        file raised when it was imported is made the call's own end in time ("crash looping that eventually got
+        escalated to input failures": the client's `_process_result`); after how many containers is not known.
+        """
+        function = container.function
+        self.crashes[function] = self.crashes.get(function, 0) + 1
+        if (cluster := container.cluster) is not None:
+            for other in cluster.members:
+                other.dismissed = True
+                self.kill(other)
+            self.queued.append(cluster.held)
+        pause = min(0.1 * 2 ** self.crashes[function], 5.0)
+        for held in [one for one in self.queued if one.function == function]:
+            held.not_before = time.monotonic() + pause
+            if container.failure is not None and self.crashes[function] >= _ESCALATED:
+                self._finish(held, container.failure)
+        asyncio.get_running_loop().call_later(pause + 0.01, self._dispatch)
+
+    async def AppFetchLogs(self, request: Any) -> Any:
+        """What the containers of an app printed, a batch each (facts, section 4: RPCs of logs)."""
+        response = api_pb2.AppFetchLogsResponse()
+        for task in self.tasks_of.get(request.app_id, []):
+            path = self.folder / "tasks" / task / "log"
+            lines = path.read_text(errors="replace").splitlines(keepends=True) if path.exists() else []
+            if lines:
+                batch = response.batches.add(task_id=task)
+            for line in lines[-(request.limit or 100) :]:
+                stderr = api_pb2.FILE_DESCRIPTOR_STDERR
+                batch.items.add(data=line, file_descriptor=stderr, timestamp=path.stat().st_mtime)
+        return response
 
     def kill(self, container: Container) -> None:
         """End a container as a host that is taken away does."""
@@ -343,6 +386,7 @@ class Calls:
                     break
                 if deadline <= now:
                     # An idle container does not end by a signal, but by this [6].
+                    container.dismissed = True
                     response.inputs.add(kill_switch=True)
                     return response
                 with contextlib.suppress(asyncio.TimeoutError):
@@ -393,10 +437,8 @@ class Calls:
         return api_pb2.TaskClusterHelloResponse(cluster_id=cluster.id, cluster_rank=rank, container_ips=ips)
 
     async def TaskResult(self, request: Any, container: Container) -> Any:
-        """A container that could not import the function; a deployed one is tried again and again, here not."""
-        for held in [one for one in self.queued if one.function == container.function]:
-            self._finish(held, request.result)
-        await self._tell()
+        """A container that could not import the function's file."""
+        container.failure = request.result
         return Empty()
 
     async def end_all(self) -> None:

@@ -11,10 +11,12 @@ from typing import Any, Final
 from clusterkernel.backends.base import Observation
 from clusterkernel.backends.modal import app
 from clusterkernel.backends.modal.client import connect, library, speaking
+from clusterkernel.backends.modal.options import parse
+from clusterkernel.backends.modal.startup import Startup
 from clusterkernel.backends.modal.stream import Place, Stream
 from clusterkernel.backends.modal.submit import stream_of
 from clusterkernel.errors import BackendError
-from clusterkernel.jobfolder import JobFolder
+from clusterkernel.jobfolder import WITHDRAWN, JobFolder
 from clusterkernel.records import Submission
 from clusterkernel.runtime import events
 from clusterkernel.runtime.modalrun import part_name
@@ -39,6 +41,8 @@ class Poller:
     def __init__(self, folder: JobFolder) -> None:
         self._folder = folder
         self._stream: Stream = stream_of(folder)
+        environment = parse(folder.record.spec.extra.get("modal", ())).environment or None
+        self._startup = Startup(folder, app.app_name(folder.record), connect(), environment)
 
     def poll(self) -> tuple[Sequence[Observation], bool]:
         """What is known of each array task, and whether all have ended."""
@@ -54,6 +58,8 @@ class Poller:
             }
             with ThreadPoolExecutor(min(_AT_ONCE, len(calls))) as pool:
                 seen = list(pool.map(lambda task: self._task(task, calls[task], every[task]), every))
+            if all(one.state is JobState.QUEUED for one in seen) and (said := self._startup.failed()):
+                seen = self._give_up({task: every[task][str(task)] for task in every}, said) or seen
             over = over and all(_ended(parts) or _failed(parts[str(task)]) for task, parts in every.items())
             if over and not progress.cleared:
                 progress.cleared = True
@@ -85,6 +91,17 @@ class Poller:
         state = JobState.RUNNING if place.begun else JobState.QUEUED
         return Observation(task=task, state=state, restarts=place.attempt)
 
+    def _give_up(self, places: Mapping[int, Place], said: str) -> list[Observation]:
+        """End a job whose containers end before they take it, unless one took it after all."""
+        if any(self._stream.holder(task) not in ("", WITHDRAWN) for task in places):
+            return []
+        for place in places.values():
+            _note(place, JobState.LAUNCH_FAILED, f"Its containers end before they take the job: {said[:300]}")
+            with contextlib.suppress(library().exception.NotFoundError):
+                library().FunctionCall.from_id(place.call, client=connect()).cancel()
+        self._startup.keep(next(iter(places.values())).call)
+        return [_told(task, place) for task, place in places.items()]
+
     def _read(self, parts: Mapping[str, Place], *, over: bool) -> bool:
         """Read what came; of several nodes the head's call may end before another has said its last word."""
         (_, head), came = next(iter(parts.items())), False
@@ -111,17 +128,24 @@ class Poller:
             if self._is_cancelled(task):
                 _note(place, JobState.CANCELLED, "It was cancelled.")
             else:
-                _note(place, JobState.DIED, f"Modal ended its container: {_line(error)}".rstrip(": ") + ".")
+                self._note_end(place, f"Modal ended its container: {_line(error)}".rstrip(":. ") + ".")
         except (wrong.AuthError, wrong.ConnectionError, wrong.ServiceError, wrong.InternalError, wrong.ClientClosed):
             raise
         except wrong.NotFoundError:
             raise
         except Exception as error:  # noqa: BLE001 - what the function raised, of whatever type
-            state = JobState.FAILED if place.begun else JobState.LAUNCH_FAILED
-            _note(place, state, f"{type(error).__name__}: {_line(error)}")
+            self._note_end(place, f"{type(error).__name__}: {_line(error)}", JobState.FAILED)
         else:
             self._returned(task, place, value)
         return place.state
+
+    def _note_end(self, place: Place, reason: str, state: JobState = JobState.DIED) -> None:
+        """Note a bad end; of containers that never took the job the log tells the rest."""
+        if place.begun:
+            _note(place, state, reason)
+        else:
+            _note(place, JobState.LAUNCH_FAILED, f"Its containers end before they take the job: {reason}")
+            self._startup.keep(place.call)
 
     def _returned(self, task: int, place: Place, value: Any) -> None:
         about = value if isinstance(value, dict) else {}

@@ -1,0 +1,75 @@
+"""Whether a job's containers end before they take it, as where its image lacks what they need.
+
+Modal starts such containers again and again, and the call waits. Some ends it
+makes the call's own in time (what the function's file raised, says its
+client); of others only the app's log tells.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any, Final
+
+from clusterkernel.backends.modal.client import library
+from clusterkernel.files import make_private, write_atomic
+from clusterkernel.jobfolder import JobFolder
+
+__all__ = ["Startup"]
+
+#: So many containers must have printed something, with none that took the job: each of them ended.
+ENOUGH: Final = 3
+# Seconds until the log is first looked at, and the longest time between two looks.
+_FIRST, _LONGEST = 5.0, 30.0
+_ENTRIES: Final = 200
+
+
+class Startup:
+    """Looks at the log of a job's app while no container has taken the job.
+
+    Parameters
+    ----------
+    folder : JobFolder
+        The job.
+    app : str
+        Its app's name.
+    client : modal.Client
+        The connection.
+    environment : str, optional
+        Modal's environment.
+    """
+
+    def __init__(self, folder: JobFolder, app: str, client: Any, environment: str | None) -> None:
+        self._folder, self._app, self._client, self._environment = folder, app, client, environment
+        self._pause = _FIRST
+        self._due = time.monotonic() + self._pause
+
+    def failed(self) -> str:
+        """The last line of containers that ended too early; empty where nothing says that they did, or it is too soon."""
+        if time.monotonic() < self._due:
+            return ""
+        containers, lines = self._log()
+        self._pause = min(self._pause * 1.5, _LONGEST)
+        self._due = time.monotonic() + self._pause
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return said if containers >= ENOUGH else ""
+
+    def keep(self, call: str) -> None:
+        """Keep what the containers printed where `Job.logs` looks for it."""
+        _, lines = self._log()
+        if lines:
+            path = self._folder.launch_log(call)
+            make_private(path.parent)
+            write_atomic(path, "\n".join([*lines, ""]).encode("utf-8", "surrogateescape"))
+
+    def _log(self) -> tuple[int, list[str]]:
+        """How many containers wrote to the app's log, and its last lines."""
+        modal = library()
+        containers: set[str] = set()
+        said: list[str] = []
+        with contextlib.suppress(modal.exception.NotFoundError):  # the app is stopped
+            app = modal.App.lookup(self._app, client=self._client, environment_name=self._environment)
+            for entry in app.logs.tail(_ENTRIES):
+                containers.update(one for one in entry.context_ids if one.startswith("ta-"))
+                said.append(entry.message)
+        return len(containers), "".join(said).splitlines()
