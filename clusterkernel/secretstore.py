@@ -125,36 +125,49 @@ def _write(values: dict[str, str]) -> None:
         ) from error
 
 
-def require(wanted: Iterable[str]) -> None:
+def require(wanted: Iterable[str], *, environment: bool = False) -> None:
     """Refuse a job that asks for a secret which the store lacks.
+
+    Parameters
+    ----------
+    wanted : iterable of str
+        Their names.
+    environment : bool
+        Whether this process's environment is looked at, too.
 
     Raises
     ------
     SpecError
         It does, or the store cannot be used.
     """
-    if not (wanted := list(wanted)):
-        return
-    known = _read()
-    for name in wanted:
-        if name not in known:
-            near = f"{nearest(name, known)} " if known else ""
-            raise SpecError(
-                f"There is no secret {name}.", field="--secrets", hint=f"{near}%cluster_secret set {name} keeps it."
-            )
+    values(wanted, environment=environment)
 
 
-def values(wanted: Iterable[str]) -> dict[str, str]:
+def values(wanted: Iterable[str], *, environment: bool = False) -> dict[str, str]:
     """The values of these secrets, for a platform that keeps them for the job.
+
+    Parameters
+    ----------
+    wanted : iterable of str
+        Their names.
+    environment : bool
+        Whether one that the store lacks may come from this process's environment.
 
     Raises
     ------
     SpecError
-        The store lacks one, or cannot be used.
+        There is no such secret, or the store cannot be used.
     """
-    wanted = list(wanted)
-    require(wanted)
-    known = _read()
+    if not (wanted := list(wanted)):
+        return {}
+    kept = _read()
+    known = {**{name: os.environ[name] for name in wanted if environment and os.environ.get(name)}, **kept}
+    for name in wanted:
+        if name not in known:
+            near = f"{nearest(name, kept)} " if kept else ""
+            other = f", or set {name} in this notebook's environment" if environment else ""
+            hint = f"{near}%cluster_secret set {name} keeps it{other}."
+            raise SpecError(f"There is no secret {name}.", field="--secrets", hint=hint)
     return {name: known[name] for name in wanted}
 
 

@@ -48,14 +48,15 @@ def complete(wanted: JobSpec, *, title: str = "", sending: bool = True) -> JobSp
     environment = msgspec.structs.replace(environment, workdir=workdir)
     name = wanted.name or re.sub(r"[^\w.-]+", "-", title).strip("-.")[:40] or "job"
     wanted = msgspec.structs.replace(wanted, environment=environment, name=name)
-    if wanted.max_cost is not None and not registry.get(wanted.backend).capabilities.prices:
+    capabilities = registry.get(wanted.backend).capabilities
+    if wanted.max_cost is not None and not capabilities.prices:
         raise SpecError(
             f"--max-cost = {wanted.max_cost:g}, but {wanted.backend} has no prices.",
             field="--max-cost",
             hint="Leave it out, and set --time.",
         )
     secretstore.refuse_in_script(wanted)
-    secretstore.require(environment.secrets)
+    secretstore.require(environment.secrets, environment=capabilities.keeps_secrets)
     try:
         registry.get(wanted.backend).check(wanted)
     except BackendUnavailable:

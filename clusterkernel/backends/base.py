@@ -32,6 +32,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
         The platform tells why a job was ended from outside (a limit, a cancel, a node).
     prices : bool
         It has prices, so that a run's cost can be limited.
+    keeps_secrets : bool
+        It is given the values when the job is sent, and keeps them for it: they may come from the notebook's
+        environment, too.
     poll_every : float
         Seconds between two questions, over all kernels of a user on a host.
     """
@@ -44,6 +47,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     accounting: bool = False
     verdict: bool = True
     prices: bool = False
+    keeps_secrets: bool = False
     poll_every: float = 5.0
 
 

@@ -130,6 +130,43 @@ def test_secrets_come_from_the_own_store_and_stay_out_of_the_job_folder(
         assert not path.is_file() or value.encode() not in path.read_bytes(), path
 
 
+def test_secrets_come_from_the_environment_where_the_store_has_none(
+    platform: platforms.Platform, modal_server: ModalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other = os.urandom(12).hex(), os.urandom(12).hex()
+    secretstore.save("IN_BOTH", mine)
+    monkeypatch.setenv("IN_BOTH", other)
+    monkeypatch.setenv("IN_ENVIRONMENT", other)
+
+    def digests() -> list[str]:
+        return [hashlib.sha256(os.environ[name].encode()).hexdigest() for name in ("IN_BOTH", "IN_ENVIRONMENT")]
+
+    job = platform.executor(secrets=["IN_BOTH", "IN_ENVIRONMENT"]).submit(digests)
+    assert job.result(LIMIT) == [hashlib.sha256(value.encode()).hexdigest() for value in (mine, other)]
+    for folder in (job.folder.path, modal_server.folder):
+        for path in folder.rglob("*"):
+            if path.is_file():
+                data = path.read_bytes()
+                assert mine.encode() not in data, path
+                assert other.encode() not in data, path
+
+
+def test_a_secret_that_is_nowhere_is_refused_before_anything_is_sent(
+    platform: platforms.Platform, modal_server: ModalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMPTY", "")
+    before = len(modal_server.calls())
+    for name in ("NOWHERE", "EMPTY"):
+        with pytest.raises(errors.SpecError) as caught:
+            platform.executor(secrets=[name]).submit(int)
+        assert str(caught.value) == (
+            f"There is no secret {name}. %cluster_secret set {name} keeps it, "
+            f"or set {name} in this notebook's environment."
+        )
+    assert len(ck.jobs()) == 0
+    assert len(modal_server.calls()) == before
+
+
 def test_a_volume_keeps_what_a_failed_run_left(platform: platforms.Platform, modal_server: ModalServer) -> None:
     mount = platform.shared / "checkpoints"
 

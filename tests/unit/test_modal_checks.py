@@ -139,7 +139,7 @@ def test_the_file_is_python_and_makes_the_same_objects_everywhere(values: dict[s
 
 def test_values_of_secrets_are_not_in_the_file() -> None:
     text = app.text(record(spec(secrets=["HF_TOKEN"])), "/runtime")
-    assert 'secretstore.values(["HF_TOKEN"])' in text
+    assert 'secretstore.values(["HF_TOKEN"], environment=True)' in text
 
 
 def test_modal_ends_a_run_after_we_do() -> None:

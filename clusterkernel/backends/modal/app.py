@@ -154,7 +154,7 @@ def _volumes(spec: JobSpec, options: Options) -> dict[str, object]:
 
 
 def _secrets(spec: JobSpec, options: Options) -> str:
-    """Values are read from the person's own store where the file is deployed; the file holds names alone."""
+    """Values are read from the person's own store, or environment, where the file is deployed; it holds names alone."""
     made: list[object] = [Source(f"modal.Secret.from_name({literal(name)})") for name in options.secret]
     lines = []
     if names := list(spec.environment.secrets):
@@ -163,7 +163,7 @@ def _secrets(spec: JobSpec, options: Options) -> str:
             "if modal.is_local():",
             "    from clusterkernel import secretstore",
             "",
-            f"    own = secretstore.values({literal(names)})",
+            f"    own = secretstore.values({literal(names)}, environment=True)",
         ]
         made.append(Source("modal.Secret.from_dict(own)"))
     return "\n".join([*lines, f"SECRETS = {literal(made)}"])

@@ -34,7 +34,7 @@ class ModalBackend:
 
     name: ClassVar[str] = "modal"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        shared_files=False, requeue=True, verdict=True, prices=True, poll_every=1.0
+        shared_files=False, requeue=True, verdict=True, prices=True, keeps_secrets=True, poll_every=1.0
     )
 
     def __init__(self) -> None:

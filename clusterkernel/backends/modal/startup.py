@@ -45,7 +45,7 @@ class Startup:
         self._due = time.monotonic() + self._pause
 
     def failed(self) -> str:
-        """The last line of containers that ended too early; empty where nothing says that they did, or it is too soon."""
+        """The last line of containers that ended too early; empty where nothing says that, or it is too soon."""
         if time.monotonic() < self._due:
             return ""
         containers, lines = self._log()
