@@ -18,7 +18,7 @@ import pytest
 import clusterkernel as ck
 from clusterkernel import errors, secretstore
 from clusterkernel.backends import registry
-from clusterkernel.backends.modal import app, startup, volumes
+from clusterkernel.backends.modal import app, rates, startup, volumes
 from clusterkernel.backends.modal.client import connect, library
 from clusterkernel.backends.modal.submit import stream_of
 from clusterkernel.states import JobState
@@ -380,6 +380,40 @@ def test_the_doctor_asks_modal(platform: platforms.Platform, monkeypatch: pytest
     assert not last.ok
     assert "does not accept the token" in last.detail
     assert "modal token new" in last.fix
+
+
+# -- cost -----------------------------------------------------------------------
+
+
+def test_the_workspace_s_own_rates_are_taken(
+    platform: platforms.Platform, modal_server: ModalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rates, "_ANSWERS", {})
+    modal_server.ask(rates={"gpu_h100": "5.00", "cpu": "0.05", "memory": "0.008"})
+    try:
+        executor = platform.executor(gpus_per_node="h100:1", max_cost=20, time="10h")
+        [note] = [note for note in executor.plan().notes if "estimate" in note]
+        assert note.startswith("About $5.01 an hour; at most about $20.00 ")
+        assert note.endswith(": an estimate from your workspace's rates of today.")
+        job = executor.submit(int)
+        assert job.result(LIMIT) == 0
+        hour = 5.00 + 16.125 * 0.05 + 32 * 0.008
+        bought = int(20 / hour * 3600)
+        declared = next(text for text in modal_server.ask()["functions"] if job.record.key in text)
+        assert f"timeout_secs: {bought}" in declared
+        assert "memory_mb_max: 32768" in declared
+    finally:
+        modal_server.ask(rates={})
+
+
+@pytest.mark.parametrize("fault", [{"delay": 30.0}, {"status": "PERMISSION_DENIED", "times": 99}])
+def test_a_plan_does_not_wait_for_rates_nor_fail_for_them(
+    platform: platforms.Platform, modal_server: ModalServer, monkeypatch: pytest.MonkeyPatch, fault: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(rates, "_ANSWERS", {})
+    modal_server.fail({"method": "WorkspaceBillingRates", **fault})
+    [note] = [note for note in platform.executor(gpus_per_node="t4:1").plan().notes if "estimate" in note]
+    assert note.endswith(f"an estimate from list prices of {rates.DATED}.")
 
 
 # -- several nodes ---------------------------------------------------------------

@@ -148,10 +148,12 @@ class ModalServer(Store, Apps, Calls):
     # -- faults that are asked for ----------------------------------------------------
 
     async def _control(self, request: web.Request) -> web.Response:
-        """``{"rules": [...]}``, ``{"kill": true}``, ``{"down": seconds}`` or ``{"show": true}``."""
+        """``{"rules": [...]}``, ``{"rates": {...}}``, ``{"kill": true}``, ``{"down": seconds}``, or nothing."""
         wanted = await request.json()
         if "rules" in wanted:
             self.faults.rules = wanted["rules"]
+        if "rates" in wanted:
+            self.rates = wanted["rates"]
         if wanted.get("kill"):
             for container in list(self.containers.values()):
                 if container.input is not None:

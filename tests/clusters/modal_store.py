@@ -44,6 +44,7 @@ class Store:
         self.secret_values: dict[str, dict[str, str]] = {}
         self.mounts: dict[str, list[Any]] = {}
         self.images: dict[str, list[Any]] = {}
+        self.rates: dict[str, str] = {}
         self.dicts: dict[str, dict[bytes, bytes]] = {}
         self.path_word = secrets.token_urlsafe(16)
         for name in ("blobs", "blocks", "files", "seen", "volumes"):
@@ -61,6 +62,15 @@ class Store:
         if known is None:
             self.named[kind, name] = new_id(kind)
         return self.named[kind, name], known is None
+
+    # -- the workspace --------------------------------------------------------------
+
+    async def WorkspaceNameLookup(self, request: Any) -> Any:
+        return api_pb2.WorkspaceNameLookupResponse(workspace_name="team", username="team")
+
+    async def WorkspaceBillingRates(self, request: Any) -> Any:
+        # "compute rates are per unit per hour" (the protocol); Modal's names of them are not known.
+        return api_pb2.WorkspaceBillingRatesResponse(rates=self.rates)
 
     # -- environments, secrets, images, mounts --------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from clusterkernel import fields
-from clusterkernel.backends.modal import app, backend, client, prices, submit
+from clusterkernel.backends.modal import app, backend, client, prices, rates, submit
 from clusterkernel.backends.modal.options import parse
 from clusterkernel.errors import BackendUnavailable, SpecError
 from clusterkernel.records import JobRecord, PayloadSummary
@@ -22,6 +22,7 @@ from clusterkernel.spec import JobSpec
 def token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODAL_TOKEN_ID", "ak-test")
     monkeypatch.setenv("MODAL_TOKEN_SECRET", "as-test")
+    monkeypatch.setattr(rates, "ask", lambda _: rates.known())  # nothing is asked here
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
 
@@ -171,6 +172,49 @@ def test_a_ceiling_becomes_the_time_that_it_buys() -> None:
     assert app.time_limit(spec(gpus_per_node="t4:1", max_cost=2000, time="1h")) == 3600
 
 
+def test_with_a_ceiling_memory_is_bounded_and_counted() -> None:
+    def declared(**values: Any) -> str:
+        return app.text(record(spec(gpus_per_node="h100:8", max_cost=20, **values)), "/runtime")
+
+    assert "memory=(128, 32768)" in declared()
+    assert "memory=(65536, 65536)" in declared(memory="64G")
+    assert "memory=(65536, 131072)" in declared(memory="64G", memory_limit="128G")
+    assert "memory=" not in app.text(record(spec(gpus_per_node="h100:8")), "/runtime")
+    free, held = (prices.hourly(spec(gpus_per_node="h100:8", **more)) for more in ({}, {"max_cost": 20}))
+    assert held.most - free.most == pytest.approx(3600 * (32 - 0.125) * 0.00000222)
+    [note] = [note for note in backend.ModalBackend().plan(spec(max_cost=20)).notes if "Memory is held" in note]
+    assert "32G" in note
+
+
+def test_the_steps_without_gpus_hold_the_ceiling_too() -> None:
+    text = app.text(record(spec(gpus_per_node="h100:8", max_cost=20)), "/runtime", staged=True)
+    assert "cpu=(8.0, 8.0)" in text
+    assert "memory=(32768, 32768)" in text
+
+
+def test_rates_are_taken_where_it_is_sure_what_they_mean() -> None:
+    told = {
+        "gpu_h100": "4.50",  # the list: 3.95
+        "GPU A100-80GB per hour": "2.60",
+        "A100_40GB": "2.20",
+        "nvidia_l4": "0.00022",  # of a second
+        "t4": "not a number",
+        "cpu_core_hour": "0.05",
+        "sandbox_cpu": "0.14",
+        "memory_gib": "0.009",
+        "volume_storage": "0.09",
+    }
+    found = rates.read(told)
+    assert found.own == {"H100", "A100-80GB", "A100-40GB", "A100", rates.CPU, rates.MEMORY}
+    assert [found.prices[name] for name in ("H100", "A100-80GB", "A100", rates.CPU, rates.MEMORY)] == [
+        *(4.5, 2.6, 2.2, 0.05, 0.009)
+    ]
+    assert found.prices["L4"] == rates.LISTED.prices["L4"]
+    assert found.source({"H100", rates.CPU}) == "your workspace's rates of today"
+    assert found.source({"L4", rates.CPU}) == ("your workspace's rates of today and, for L4, list prices of 2026-07-01")
+    assert rates.LISTED.source({"L4"}) == "list prices of 2026-07-01"
+
+
 def test_a_plan_of_an_axolotl_run_shows_both_functions() -> None:
     steps = [{"name": "preprocess", "once": True}, {"name": "train"}]
     wanted = spec(gpus_per_node="h100:8")
@@ -205,10 +249,13 @@ def test_options_are_read() -> None:
 
 def test_planning_imports_no_client() -> None:
     probe = (
-        "import sys, clusterkernel as ck\n"
+        "import os, sys, clusterkernel as ck\n"
         "from clusterkernel.backends import registry\n"
-        "ck.Executor('modal', gpus_per_node='h100:8').plan()\n"
+        "executor = ck.Executor('modal', gpus_per_node='h100:8')\n"
         "assert registry.get('modal').available().ok\n"
+        "registry.get('modal').check(executor.spec)\n"
+        "del os.environ['MODAL_TOKEN_ID']\n"  # with one, the plan asks for rates
+        "executor.plan()\n"
         "assert not {'modal', 'grpclib', 'pandas'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", probe], check=True, timeout=60)

@@ -26,19 +26,18 @@ from clusterkernel.formats.modal import limits as modal_limits
 from clusterkernel.formats.python_text import Source, call, literal
 from clusterkernel.formats.reporting import Report
 from clusterkernel.records import JobRecord
-from clusterkernel.spec import JobSpec, Stage, describe
+from clusterkernel.spec import JobSpec, describe
 
-__all__ = ["FIRST", "FUNCTION", "MARGIN", "STAGE", "app_name", "is_staged", "loaded", "text", "time_limit"]
+__all__ = ["FIRST", "FUNCTION", "MARGIN", "app_name", "is_staged", "loaded", "text", "time_limit"]
 
 FUNCTION: Final = "job"
 #: Does the steps that need no GPU, and calls the other at its end.
 FIRST: Final = "first"
-#: The stage of a spec that says what they need.
-STAGE: Final = "preprocess"
 #: Between our own end of a run, which leaves time to save, and Modal's, which does not.
 MARGIN: Final = 60
 _FIRST_TIME: Final = 10_800
 _FIRST_MEMORY: Final = 32_768
+_LEAST_MEMORY: Final = 128  # MiB, which Modal gives where none is asked for
 _TAG: Final = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 
 
@@ -181,6 +180,8 @@ def _arguments(spec: JobSpec, options: Options) -> dict[str, object]:
         made["cpu"] = (made.get("cpu", 0.125), options.cpu_limit)
     if options.cloud:
         made["cloud"] = options.cloud
+    if spec.max_cost is not None and (held := prices.memory_limit(spec)) is not None:
+        made["memory"] = (spec.resources.memory or min(_LEAST_MEMORY, held), held)
     made["timeout"] = time_limit(spec) + MARGIN
     if spec.schedule.region and "," in spec.schedule.region:
         made["region"] = [part.strip() for part in spec.schedule.region.split(",")]
@@ -192,19 +193,17 @@ def _first_arguments(spec: JobSpec, options: Options) -> dict[str, object]:
     """The keywords of the function of a first step: what axolotl's own cloud module gives it, and less memory."""
     made = _arguments(spec, options)
     made.pop("gpu", None)
-    stage = _stage(spec)
+    stage = prices.stage(spec)
     made["cpu"] = float(stage.cpus_per_task or 8)
     made["memory"] = stage.memory or _FIRST_MEMORY
+    if spec.max_cost is not None:  # both are paid for as they are used
+        made |= {"cpu": (made["cpu"], made["cpu"]), "memory": (made["memory"], made["memory"])}
     made["timeout"] = _first_time(spec) + MARGIN
     return made
 
 
-def _stage(spec: JobSpec) -> Stage:
-    return next((stage for stage in spec.stages if stage.name == STAGE), Stage(name=STAGE))
-
-
 def _first_time(spec: JobSpec) -> int:
-    return min(_stage(spec).time or _FIRST_TIME, time_limit(spec))
+    return min(prices.stage(spec).time or _FIRST_TIME, time_limit(spec))
 
 
 def _spelled(gpu: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 from clusterkernel import patience
 from clusterkernel.backends.base import Availability, Capabilities, Check, Observation, Plan
-from clusterkernel.backends.modal import app, checks, submit
+from clusterkernel.backends.modal import app, checks, rates, submit
 from clusterkernel.backends.modal import client as modal_client
 from clusterkernel.backends.modal.poll import Poller
 from clusterkernel.errors import BackendError, BackendUnavailable
@@ -27,6 +27,8 @@ _AT_ONCE: Final = 8
 # A question about many jobs is answered without those that take longer: large results come in the background.
 _PATIENCE: Final = 20.0
 _DOCTOR_PATIENCE: Final = 20.0
+# A plan is wanted at once, and list prices are not bad.
+_RATES_PATIENCE: Final = 2.0
 
 
 class ModalBackend:
@@ -83,6 +85,7 @@ class ModalBackend:
 
     def plan_of(self, spec: JobSpec, kind: str, title: str, steps: Sequence[Mapping[str, Any]]) -> Plan:
         """The app for a payload that is not written yet: a first step may be a function of its own."""
+        rates.ask(_RATES_PATIENCE)
         checks.check(spec)
         record = _stand_in(spec, PayloadSummary(kind=kind, title=title))
         text = app.text(record, "RUNTIME", staged=app.is_staged(record, steps))

@@ -12,7 +12,7 @@ from clusterkernel.backends.modal.options import parse
 from clusterkernel.errors import SpecError
 from clusterkernel.formats.modal import limits as modal_limits
 from clusterkernel.spec import JobSpec
-from clusterkernel.units import format_duration
+from clusterkernel.units import format_duration, format_memory
 
 __all__ = ["check", "notes"]
 
@@ -57,11 +57,11 @@ def check(spec: JobSpec) -> None:
                     field="--region",
                     hint="Write us, eu, us-east or another of its guide on regions; several with commas.",
                 )
-    if strange := [stage for stage in spec.stages if stage.name != app.STAGE]:
+    if strange := [stage for stage in spec.stages if stage.name != prices.STAGE]:
         raise SpecError(
             f"The stage {strange[0].name} has needs of its own, which cannot be sent to Modal yet.",
             field="stages",
-            hint=f"Only {app.STAGE} of an axolotl run can have some.",
+            hint=f"Only {prices.STAGE} of an axolotl run can have some.",
         )
     for secret in spec.environment.secrets:
         if secret.startswith("MODAL_"):
@@ -96,6 +96,8 @@ def notes(spec: JobSpec) -> tuple[str, ...]:
         made.append("The working folder is empty there, unless it is on a volume: take files along with --files.")
     if spec.environment.interpreter:
         made.append("The image brings its own Python: --interpreter is left out.")
+    if spec.max_cost and not spec.resources.memory_limit and (held := prices.memory_limit(spec)):
+        made.append(f"Memory is held at {format_memory(held)}, so that the ceiling holds: --memory-limit sets more.")
     made.append(prices.note(spec, app.time_limit(spec) + app.MARGIN))
     made.append("Modal may move a job to another machine; it is then started again from its beginning.")
     made.append("Results are fetched while a kernel watches; Modal keeps them for 7 days.")

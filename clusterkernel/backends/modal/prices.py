@@ -1,48 +1,26 @@
-"""What a job costs on Modal: an estimate from list prices, and the time that a ceiling buys.
-
-The prices are those of Modal's page on pricing as others transcribed it on
-2026-07-01. Modal has a call that tells a workspace's own, whose keys are
-documented nowhere; it is not asked.
-"""
+"""What a job costs on Modal: an estimate, and the time that a ceiling buys (see `rates` for the prices)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
+from clusterkernel.backends.modal import rates
 from clusterkernel.backends.modal.options import parse
 from clusterkernel.errors import SpecError
 from clusterkernel.formats import gpu_names
-from clusterkernel.spec import JobSpec
+from clusterkernel.spec import JobSpec, Stage
 from clusterkernel.units import format_duration
 
-__all__ = ["DATED", "Price", "affordable", "hourly", "note"]
+__all__ = ["STAGE", "Price", "affordable", "hourly", "memory_limit", "note", "stage"]
 
-DATED: Final = "2026-07-01"
-# Dollars a second, of one GPU.
-_GPUS: Final[Mapping[str, float]] = MappingProxyType(
-    {
-        "B300": 0.001736,
-        "B200": 0.001736,
-        "H200": 0.001261,
-        "H100": 0.001097,
-        "RTX-PRO-6000": 0.000842,
-        "A100-80GB": 0.000694,
-        "A100": 0.000583,
-        "A100-40GB": 0.000583,
-        "L40S": 0.000542,
-        "A10": 0.000306,
-        "L4": 0.000222,
-        "T4": 0.000164,
-    }
-)
-_CORE: Final = 0.0000131
-_GIB: Final = 0.00000222
+#: The stage of a spec that says what steps need which are done without GPUs.
+STAGE: Final = "preprocess"
 # Unless asked for otherwise: cores, MiB, and the cores above its request at which a container is held back.
 _CORES, _MEMORY, _SPARE = 0.125, 128, 16
+# MiB at which a container is held back whose cost has a ceiling, and which names no memory.
+_HELD: Final = 32_768
 # Of a narrow region (us-west); a broad one (us) is 1.5 times as much.
 _REGION: Final = 1.75
 #: A shorter run is none.
@@ -64,22 +42,47 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
     most: float
 
 
-def hourly(spec: JobSpec) -> Price:
-    """The price of a job: of several kinds of GPUs that of the dearest."""
-    options = parse(spec.extra.get("modal", ()))
+def memory_limit(spec: JobSpec) -> int | None:
+    """MiB at which the container is held back; None where it may take what the host has."""
+    limit = spec.resources.memory_limit
+    if limit is None and spec.max_cost is not None:
+        limit = spec.resources.memory or _HELD  # memory is paid for as it is used
+    return limit
+
+
+def stage(spec: JobSpec) -> Stage:
+    """What the steps without GPUs ask for."""
+    return next((stage for stage in spec.stages if stage.name == STAGE), Stage(name=STAGE))
+
+
+def _kinds(spec: JobSpec) -> list[tuple[str, int]]:
+    """The GPUs that the job may get: Modal's name, and how many."""
     gpus = spec.resources.gpus_per_node
     kinds = [(gpu_names.MODAL[gpus.type or "h100"], gpus.count)] if gpus else []
-    for text in options.gpu:
+    for text in parse(spec.extra.get("modal", ())).gpu:
         name, _, count = text.partition(":")
         kinds.append((gpu_names.MODAL[name.rstrip("!+").lower()], int(count or 1)))
-    devices = max((_GPUS[name] * count for name, count in kinds), default=0.0)
+    return kinds
+
+
+def hourly(spec: JobSpec) -> Price:
+    """The price of a job: of several kinds of GPUs that of the dearest."""
+    price = rates.known().prices
+    devices = max((price[name] * count for name, count in _kinds(spec)), default=0.0)
     cores = spec.resources.cpus_per_task * spec.ranks_per_node if spec.resources.cpus_per_task else _CORES
-    memory = max(spec.resources.memory or _MEMORY, spec.resources.memory_limit or 0) / 1024 * _GIB
-    factor = 3600 * spec.resources.nodes * (_REGION if spec.schedule.region else 1.0)
-    limit = options.cpu_limit if options.cpu_limit is not None else cores + _SPARE
+    memory = spec.resources.memory or _MEMORY
+    factor = spec.resources.nodes * (_REGION if spec.schedule.region else 1.0)
+    limit = parse(spec.extra.get("modal", ())).cpu_limit
+    most_cores = max(cores, limit if limit is not None else cores + _SPARE)
+    most_memory = max(memory, memory_limit(spec) or 0)
+
+    def cost(cores: float, memory: int) -> float:
+        return cores * price[rates.CPU] + memory / 1024 * price[rates.MEMORY]
+
+    first = stage(spec)  # before the rest, and so not beside it
     return Price(
-        asked=factor * (devices + memory + cores * _CORE),
-        most=factor * (devices + memory + max(cores, limit) * _CORE),
+        asked=factor * (devices + cost(cores, memory)),
+        most=factor * max(devices + cost(most_cores, most_memory), cost(first.cpus_per_task or 0, first.memory or 0)),
     )
 
 
@@ -119,4 +122,5 @@ def note(spec: JobSpec, seconds: int) -> str:
         parts.append(f"{attempts} attempts")
     if tasks > 1:
         parts.append(f"{tasks} tasks")
-    return f"{text} for {' x '.join(parts)}: an estimate from list prices of {DATED}."
+    used = {rates.CPU, rates.MEMORY, *(name for name, _ in _kinds(spec))}
+    return f"{text} for {' x '.join(parts)}: an estimate from {rates.known().source(used)}."

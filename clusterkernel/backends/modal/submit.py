@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from clusterkernel.backends.modal import app
+from clusterkernel.backends.modal import app, prices, rates
 from clusterkernel.backends.modal.client import connect, library, speaking
 from clusterkernel.backends.modal.options import parse
 from clusterkernel.backends.modal.stream import Stream
@@ -29,6 +29,7 @@ __all__ = ["cancel", "find", "refuse_image", "submit", "text", "withdraw"]
 #: The most that a payload may have, packed. Ours, not Modal's: what is larger belongs on a volume.
 LARGEST: Final = 4 << 30
 _AT_ONCE: Final = 8
+_RATES_PATIENCE: Final = 10.0
 _PYTHON: Final = re.compile(r"(?:py|python:?)-?3\.?(1[0-9])(?![0-9])")
 
 
@@ -76,6 +77,8 @@ def submit(folder: JobFolder) -> Submission:
     known = folder.submission()
     sent = {first: call for call, first, _ in known.platform_ids} if known else {}
     runtime = str(JobRoot(folder.path.parent).runtime())
+    rates.ask(_RATES_PATIENCE)
+    prices.affordable(record.spec)  # by today's rates it may buy too little
     source = text(folder, runtime)
     path = folder.path / "modal_job.py"
     for file in (path, folder.script):
