@@ -32,6 +32,8 @@ CONFIG: Final = "{payload}/config.yml"
 #: Stands for torchrun's own arguments, which are known inside the job only.
 TORCHRUN: Final = "{torchrun}"
 _PREPARED: Final = "last_run_prepared"
+# axolotl's own default.
+_OUTPUT: Final = "./model-out"
 # The keys under which axolotl takes what it trains on.
 _DATA: Final = ("datasets", "pretraining_dataset")
 _DATA_FILE: Final = re.compile(r"\.(jsonl?|csv|tsv|parquet|arrow|txt|text|ya?ml|gz|zst|zip)$")
@@ -93,7 +95,7 @@ def build(
         kind="command",
         title=_title(changed),
         source=shipped,
-        body={"steps": steps},
+        body={"steps": steps, "output_dir": str(changed.get("output_dir") or _OUTPUT)},
         files={"config.yml": shipped},
         notes=tuple(notes),
     )

@@ -95,6 +95,8 @@ def run(key, task, limit, volumes=(), budget=None, then=None, after=False, nodes
             _choose_steps(job_dir, once=bool(then))
         if after and work:
             modalfiles.take_work(modal, key, work)
+        if not then:
+            _go_on(claims, right, job_dir)
         stream = Stream(modal, key, part, attempt, job_dir)
         where = (job_dir, task, attempt, node)
         if limit <= 0:
@@ -255,6 +257,22 @@ def _choose_steps(job_dir, once):
         recovery = job["spec"].setdefault("recovery", {})
         recovery["attempts"] = recovery.get("attempts", 1) + 1
         write_json(path, job)
+
+
+def _go_on(claims, right, job_dir):
+    """Let a later attempt of an axolotl run begin with the checkpoint that an earlier one left on a volume."""
+    payload = read_json(os.path.join(job_dir, "payload", "payload.json"))
+    if "output_dir" not in payload:
+        return
+    from . import resume
+
+    workdir = read_json(os.path.join(job_dir, "job.json"))["spec"]["environment"]["workdir"]
+    folder = os.path.join(workdir, os.path.expanduser(payload["output_dir"]))
+    found = resume.checkpoints(folder)
+    # What the first attempt found is of another run.
+    name = resume.newest(found, claim(claims, right + "/checkpoints", found))
+    if name and resume.go_on_from(os.path.join(job_dir, "payload", "config.yml"), os.path.join(folder, name)):
+        print("It goes on from %s." % os.path.join(folder, name))
 
 
 def _call_next(modal, claims, right, then, task):

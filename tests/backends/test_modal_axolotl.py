@@ -36,6 +36,16 @@ if step == "preprocess":
     prepared.parent.mkdir()
     prepared.write_text(pathlib.Path("data.jsonl").read_text().upper())
     sys.exit(int(os.environ.get("BAD_DATA", "0")))
+if (out := os.environ.get("OUT")) and step == "train":
+    text = pathlib.Path(sys.argv[2]).read_text()
+    with open(log, "a") as file:
+        file.write(json.dumps({"step": "resume", "config": text}) + "\\n")
+    kept = pathlib.Path(out, "checkpoint-10")
+    if not kept.exists():
+        kept.mkdir()
+        kept.joinpath("trainer_state.json").write_text('{"global_step": 10}')
+        pathlib.Path(out, "checkpoint-20").mkdir()  # it was killed while it wrote this one
+        sys.exit("killed")
 if "flaky" in os.environ.get("HOW", "") and log.read_text().count('"step": "train"') == 1:
     sys.exit("out of luck")
 print("training on", prepared.read_text().strip(), flush=True)
@@ -117,3 +127,26 @@ def test_training_that_fails_is_tried_again_without_preprocessing(platform: plat
     job = platform.executor(env=env(platform, HOW="flaky"), attempts=2).train("train.yaml")
     assert job.wait(LIMIT) is JobState.SUCCEEDED, job.logs()
     assert [one["step"] for one in seen(platform)] == ["preprocess", "train", "train"]
+
+
+def test_a_retry_goes_on_from_the_checkpoint_that_the_job_left_on_a_volume(platform: platforms.Platform) -> None:
+    mount = platform.shared / "kept"
+    volume = f"ck-resume-{os.getpid()}:{mount}"
+    options = {"volumes": [volume], "modal": ["--create-volumes=true"]}
+    # Of an earlier run, which is not gone on with.
+    old = platform.executor(tasks_per_node=1, **options).submit(
+        lambda: [
+            (mount / "checkpoint-99").mkdir(),
+            (mount / "checkpoint-99" / "trainer_state.json").write_text("{}"),
+        ]
+    )
+    old.result(LIMIT)
+    config = Path("train.yaml")
+    config.write_text(CONFIG.replace("./out", str(mount)) + "resume_from_checkpoint: null\n")
+    job = platform.executor(env=env(platform, OUT=str(mount)), attempts=2, **options).train("train.yaml")
+    assert job.wait(LIMIT) is JobState.SUCCEEDED, job.logs()
+    first, second = (one["config"] for one in seen(platform) if one["step"] == "resume")
+    resumed = [line for line in second.splitlines() if "resume" in line]
+    assert [line for line in first.splitlines() if "resume" in line] == ["resume_from_checkpoint: null"]
+    assert resumed == [f'resume_from_checkpoint: "{mount}/checkpoint-10"']
+    assert [one["step"] for one in seen(platform) if one["step"] != "resume"] == ["preprocess", "train", "train"]

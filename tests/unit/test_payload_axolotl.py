@@ -51,6 +51,7 @@ def test_the_text_travels_as_it_is_with_its_steps(tmp_path: Path) -> None:
             {"name": "preprocess", "argv": ["axolotl", "preprocess", config], "once": True},
             {"name": "train", "argv": ["axolotl", "train", config, "--launcher", "torchrun", "--", "{torchrun}"]},
         ],
+        "output_dir": "./model-out",
     }
     assert artefact.source == CONFIG
     assert artefact.notes == ()
