@@ -374,7 +374,8 @@ class Job(concurrent.futures.Future[Any]):
             raise ClusterKernelError(f"stream = {shown(stream)} is not known.", hint="Write both, stdout or stderr.")
         lines = None if lines is None else units.parse_count(lines, field="lines")
         said = logs.tail(self.out(rank, attempt), lines, stream)
-        if rank or stream != "both" or not (self.spec.environment.setup or self.state is JobState.LAUNCH_FAILED):
+        early = self.state in (JobState.SUBMITTING, JobState.LAUNCH_FAILED)
+        if rank or stream != "both" or not (early or self.spec.environment.setup):
             return said
         # What setup lines print comes before all that a process does.
         room = None if lines is None else max(0, lines - len(said.splitlines()))
@@ -399,8 +400,16 @@ class Job(concurrent.futures.Future[Any]):
         if tail is not None and reader.out.is_dir():
             reader.seek_tail(tail)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a chunk may end in the middle of a character
+        sent = 0
         while True:
             over = self.state.terminal
+            if (
+                self.state is JobState.SUBMITTING
+                and stream == "both"
+                and (said := logs.rest_of(self.folder.launch_log(), sent))
+            ):
+                sent += len(said)
+                yield said.decode("utf-8", "replace")
             if attempt != self._truth.attempt:
                 reader, attempt = logs.Reader(self.out(rank), stream), self._truth.attempt
             if data := reader.read(1 << 16):

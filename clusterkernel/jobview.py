@@ -23,6 +23,8 @@ __all__ = ["TAIL_LINES", "latest", "summary"]
 TAIL_LINES: Final = 20
 _METRICS_TAIL: Final = 1 << 16
 _NODES: Final = 4
+# States in which what was printed is that of what comes before the job: the build of an image, setup lines.
+_LAUNCHED: Final = (JobState.SUBMITTING, JobState.LAUNCH_FAILED)
 _COST: Final = re.compile(r"_runtime$|_per_second$|_time$|flos$", re.IGNORECASE)
 _TELLING: Final = tuple(
     re.compile(pattern, re.IGNORECASE)
@@ -72,7 +74,7 @@ def summary(job: Job, tail: int) -> JobView:
         changed=job.record.payload.changed,
         error=error,
         traceback=str(told.get("traceback") or ""),
-        tail=job.logs(tail, rank=truth.rank) if tail and (begun or truth.state is JobState.LAUNCH_FAILED) else "",
+        tail=job.logs(tail, rank=truth.rank) if tail and (begun or truth.state in _LAUNCHED) else "",
         log=str(out) if begun and logs.size(out) else "",
         folder=str(job.folder.path),
     )

@@ -225,6 +225,16 @@ def launch_tail(path: Path, lines: int | None) -> str:
     return "\n".join(said if lines is None else said[-lines:] if lines else [])
 
 
+def rest_of(path: Path, start: int) -> bytes:
+    """What a file has from a place on; nothing where it is not there."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read()
+    except FileNotFoundError:
+        return b""
+
+
 def _overwritten(line: str) -> str:
     """A line as a terminal shows it after its carriage returns."""
     if "\r" not in line:

@@ -21,6 +21,7 @@ from clusterkernel.backends import registry
 from clusterkernel.backends.modal import app, rates, startup, volumes
 from clusterkernel.backends.modal.client import connect, library
 from clusterkernel.backends.modal.submit import stream_of
+from clusterkernel.jobview import summary
 from clusterkernel.states import JobState
 
 from ..clusters.modal import ModalServer
@@ -239,6 +240,36 @@ def test_what_is_left_at_modal_is_cleared(platform: platforms.Platform, modal_se
 
     until(cleared, "the job's Dict and its files on the volume are removed")
     until(lambda: modal_server.calls()[-1] == "AppStop" or "AppStop" in modal_server.calls(), "its app is stopped")
+
+
+# -- the image --------------------------------------------------------------------
+
+
+def test_what_the_build_of_the_image_prints_is_seen_meanwhile(
+    platform: platforms.Platform, modal_server: ModalServer
+) -> None:
+    modal_server.ask(build=False)
+    try:
+        job = platform.executor(modal=["--pip=to-be-built"]).submit(print, "here")
+        until(lambda: job.logs() == "Collecting what is asked for", "the build's first line is seen")
+        assert next(job.follow()) == "Collecting what is asked for\n"
+        assert summary(job, tail=5).tail == "Collecting what is asked for"
+        assert job.state is JobState.SUBMITTING
+    finally:
+        modal_server.ask(build=True)
+    assert job.wait(LIMIT) is JobState.SUCCEEDED
+    assert job.logs() == "here"
+
+
+@pytest.mark.parametrize(
+    ("package", "said"),
+    [("no-such-package", "No matching distribution found"), ("no-such-tool", "ERROR: it is nowhere to be found")],
+)
+def test_an_image_that_cannot_be_built(platform: platforms.Platform, package: str, said: str) -> None:
+    job = platform.executor(modal=[f"--pip={package}"]).submit(int)
+    assert job.wait(LIMIT) is JobState.LAUNCH_FAILED
+    assert job.reason == f"The image cannot be built: {said}. %cluster_logs shows what its build printed."
+    assert job.logs() == "Collecting what is asked for\nERROR: it is nowhere to be found"
 
 
 # -- containers that cannot start ------------------------------------------------

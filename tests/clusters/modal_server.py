@@ -148,10 +148,12 @@ class ModalServer(Store, Apps, Calls):
     # -- faults that are asked for ----------------------------------------------------
 
     async def _control(self, request: web.Request) -> web.Response:
-        """``{"rules": [...]}``, ``{"rates": {...}}``, ``{"kill": true}``, ``{"down": seconds}``, or nothing."""
+        """Any of ``rules`` (see `Faults`), ``rates``, ``build`` (False: it waits), ``kill`` and ``down`` (seconds)."""
         wanted = await request.json()
         if "rules" in wanted:
             self.faults.rules = wanted["rules"]
+        if "build" in wanted:
+            (self.building.set if wanted["build"] else self.building.clear)()
         if "rates" in wanted:
             self.rates = wanted["rates"]
         if wanted.get("kill"):

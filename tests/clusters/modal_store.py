@@ -5,6 +5,7 @@ The numbers in brackets are those of the pitfalls of section 4 in ``facts/modal.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import os
@@ -23,6 +24,7 @@ from modal_proto import api_pb2
 __all__ = ["Store", "new_id"]
 
 BLOCK: Final = 8 * 1024 * 1024  # of a volume: modal._utils.blob_utils.BLOCK_SIZE
+_IMAGE: Final = api_pb2.ImageMetadata(image_builder_version="2025.06")
 _LETTERS: Final = string.ascii_letters + string.digits
 
 
@@ -44,6 +46,8 @@ class Store:
         self.secret_values: dict[str, dict[str, str]] = {}
         self.mounts: dict[str, list[Any]] = {}
         self.images: dict[str, list[Any]] = {}
+        self.building = asyncio.Event()
+        self.building.set()
         self.rates: dict[str, str] = {}
         self.dicts: dict[str, dict[bytes, bytes]] = {}
         self.path_word = secrets.token_urlsafe(16)
@@ -94,13 +98,25 @@ class Store:
         self.images[image] = list(request.image.dockerfile_commands)
         for base in request.image.base_images:
             self.images[image] = [*self.images.get(base.image_id, []), *self.images[image]]
-        failed = any("no-such-package" in line for line in request.image.dockerfile_commands)
-        status = (
-            api_pb2.GenericResult.GENERIC_STATUS_FAILURE if failed else api_pb2.GenericResult.GENERIC_STATUS_SUCCESS
-        )
-        result = api_pb2.GenericResult(status=status, exception="No matching distribution found" if failed else "")
-        metadata = api_pb2.ImageMetadata(image_builder_version="2025.06")
-        return api_pb2.ImageGetOrCreateResponse(image_id=image, result=result, metadata=metadata)
+        if any("no-such-" in line or "to-be-built" in line for line in request.image.dockerfile_commands):
+            # Without a result the client waits for the build, and gets what it prints (`_image_await_build_result`).
+            return api_pb2.ImageGetOrCreateResponse(image_id=image)
+        return api_pb2.ImageGetOrCreateResponse(image_id=image, result=_result(""), metadata=_IMAGE)
+
+    async def ImageJoinStreaming(self, stream: Any) -> None:
+        request = await stream.recv_message()
+        commands = "\n".join(self.images[request.image_id])
+        log = api_pb2.TaskLogs(data="Collecting what is asked for\n", file_descriptor=api_pb2.FILE_DESCRIPTOR_STDOUT)
+        await stream.send_message(api_pb2.ImageJoinStreamingResponse(task_logs=[log], entry_id="1-0"))
+        await self.building.wait()
+        if "no-such-" in commands:
+            log = api_pb2.TaskLogs(data="ERROR: it is nowhere to be found\n")
+            await stream.send_message(api_pb2.ImageJoinStreamingResponse(task_logs=[log], entry_id="2-0"))
+        # With and without an exception's text: the client's messages of a failed build have both.
+        result = _result("No matching distribution found" if "no-such-package" in commands else "")
+        if "no-such-" in commands:
+            result.status = api_pb2.GenericResult.GENERIC_STATUS_FAILURE
+        await stream.send_message(api_pb2.ImageJoinStreamingResponse(result=result, metadata=_IMAGE, eof=True))
 
     async def MountGetOrCreate(self, request: Any) -> Any:
         mount = new_id("mo")
@@ -302,6 +318,11 @@ class Store:
         with (self.folder / "seen" / request.match_info["name"]).open("rb") as file:
             file.seek(int(request.query["block"]) * BLOCK)
             return web.Response(body=file.read(BLOCK))
+
+
+def _result(exception: str) -> Any:
+    status = api_pb2.GenericResult.GENERIC_STATUS_SUCCESS
+    return api_pb2.GenericResult(status=status, exception=exception)
 
 
 def _now() -> Timestamp:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from clusterkernel.backends.modal import app, prices, rates
+from clusterkernel.backends.modal import app, build, prices, rates
 from clusterkernel.backends.modal.client import connect, library, speaking
 from clusterkernel.backends.modal.options import parse
 from clusterkernel.backends.modal.stream import Stream
@@ -87,7 +87,8 @@ def submit(folder: JobFolder) -> Submission:
         client = connect()
         _upload(folder, client, environment)
         with app.loaded(path, record.key) as module:
-            module.app.deploy(client=client, environment_name=environment)
+            with build.kept(folder.launch_log()):
+                module.app.deploy(client=client, environment_name=environment)
             function = getattr(module, app.FIRST if hasattr(module, app.FIRST) else app.FUNCTION)
             todo = [task for task in range(record.tasks) if task not in sent]
             with ThreadPoolExecutor(min(_AT_ONCE, len(todo) or 1)) as pool:
