@@ -22,6 +22,10 @@ from .modalstream import Stream
 CLAIMS = "clusterkernel-claims"
 # How often a container is started again that died: Modal itself would go on for ever.
 MOST_RESTARTS = 5
+_DIED = (
+    "Its containers died %d times without a word, as where memory runs out or Modal takes their machines; "
+    "Modal's page of the app may tell which."
+)
 # Seconds between two pieces, while the job is young, and later.
 _QUICK, _SLOW = 0.4, 2.0
 _YOUNG = 120.0
@@ -103,7 +107,7 @@ def run(key, task, limit, volumes=(), budget=None, then=None, after=False, nodes
             reason = "The time that its ceiling of cost buys was over before attempt %d." % (attempt + 1)
             outcome = _give_up(where, call, "TIMED_OUT", reason)
         elif attempt > MOST_RESTARTS:
-            outcome = _give_up(where, call, "DIED", "Its containers died %d times." % attempt)
+            outcome = _give_up(where, call, "DIED", _DIED % attempt)
         else:
             peers = (lambda: claims.contains(failed)) if nodes > 1 else None
             outcome = _attend(where, call, limit, stream, cancelled, peers)

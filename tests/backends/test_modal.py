@@ -350,6 +350,52 @@ def test_a_container_that_is_taken_away_is_started_again(
     assert job.summary().attempt == 1
 
 
+def test_containers_that_die_again_and_again_are_given_up(platform: platforms.Platform) -> None:
+    def die() -> None:
+        import signal
+
+        pid = os.getpid()
+        while b"_container_entrypoint" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+        os.kill(pid, signal.SIGKILL)
+        signal.pause()
+
+    job = platform.executor().submit(die)
+    assert job.wait(LIMIT) is JobState.DIED
+    assert job.reason.startswith("Its containers died 6 times without a word")
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "state", "reason"),
+    [
+        (
+            *("INTERNAL_FAILURE", "Worker was preempted", JobState.NODE_LOST),
+            "Modal lost its container, or took its machine: Worker was preempted",
+        ),
+        (
+            *("KERNEL_OOM_KILL", "The container ran out of memory", JobState.OUT_OF_MEMORY),
+            "Modal ended its container: The container ran out of memory.",
+        ),
+        ("FAILURE", "Runner failed", JobState.DIED, "Modal ended its container: Runner failed."),
+        ("TERMINATED", "", JobState.DIED, "Modal ended its container."),
+    ],
+)
+def test_what_modal_says_of_an_end_is_told_and_no_more(
+    platform: platforms.Platform, modal_server: ModalServer, status: str, text: str, state: JobState, reason: str
+) -> None:
+    def work() -> None:
+        import time
+
+        print("here", flush=True)
+        time.sleep(600)
+
+    job = platform.executor().submit(work)
+    started(job)
+    modal_server.ask(end={"status": status, "text": text})
+    assert job.wait(LIMIT) is state
+    assert job.reason == reason
+
+
 def test_the_time_limit_leaves_time_to_save(platform: platforms.Platform) -> None:
     def work() -> None:
         import time

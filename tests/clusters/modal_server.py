@@ -30,6 +30,7 @@ from grpclib import GRPCError, Status
 from grpclib.const import Handler
 from grpclib.server import Server
 from modal._utils.grpc_utils import custom_detail_codec
+from modal_proto import api_pb2
 from modal_proto.api_grpc import ModalClientBase
 
 from .modal_apps import Apps
@@ -148,7 +149,7 @@ class ModalServer(Store, Apps, Calls):
     # -- faults that are asked for ----------------------------------------------------
 
     async def _control(self, request: web.Request) -> web.Response:
-        """Any of ``rules`` (see `Faults`), ``rates``, ``build`` (False: it waits), ``kill`` and ``down`` (seconds)."""
+        """Any of ``rules`` (see `Faults`), ``rates``, ``build`` (False: it waits), ``kill``, ``end`` and ``down``."""
         wanted = await request.json()
         if "rules" in wanted:
             self.faults.rules = wanted["rules"]
@@ -156,6 +157,11 @@ class ModalServer(Store, Apps, Calls):
             (self.building.set if wanted["build"] else self.building.clear)()
         if "rates" in wanted:
             self.rates = wanted["rates"]
+        if "end" in wanted:  # what runs ends as the server says, which no container tells
+            for container in [each for each in self.containers.values() if each.input is not None]:
+                self._finish(container.input, _ended(**wanted["end"]))
+                self.kill(container)
+            await self._tell()
         if wanted.get("kill"):
             for container in list(self.containers.values()):
                 if container.input is not None:
@@ -223,6 +229,10 @@ class ModalServer(Store, Apps, Calls):
         self._server.close()
         await self.end_all()
         await runner.cleanup()
+
+
+def _ended(status: str, text: str) -> Any:
+    return api_pb2.GenericResult(status=f"GENERIC_STATUS_{status}", exception=text)
 
 
 class _Unknown:

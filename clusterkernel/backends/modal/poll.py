@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -25,6 +26,7 @@ from clusterkernel.states import JobState
 __all__ = ["Poller"]
 
 _AT_ONCE: Final = 16
+_MEMORY: Final = re.compile(r"\b(oom|out[ -]of[ -]memory|memory (limit|eviction))\b", re.IGNORECASE)
 _FORGOTTEN: Final = "Modal no longer has the call: it keeps results for 7 days."
 _UNREAD: Final = "It ended, but Modal no longer has what it wrote: that is kept for 7 days."
 
@@ -123,12 +125,15 @@ class Poller:
         except TimeoutError:
             return ""  # the builtin one: it goes on
         except wrong.InternalFailure as error:
-            _note(place, JobState.NODE_LOST, f"Modal says that its machine failed: {_line(error)}")
+            # "lost inputs or worker preemption", says the client of what the server calls so
+            _note(place, JobState.NODE_LOST, f"Modal lost its container, or took its machine: {_line(error)}")
         except wrong.RemoteError as error:
             if self._is_cancelled(task):
                 _note(place, JobState.CANCELLED, "It was cancelled.")
             else:
-                self._note_end(place, f"Modal ended its container: {_line(error)}".rstrip(":. ") + ".")
+                text = f"Modal ended its container: {_line(error)}".rstrip(":. ") + "."
+                # The server knows ends for want of memory; of them the client hands on the text alone.
+                self._note_end(place, text, JobState.OUT_OF_MEMORY if _MEMORY.search(text) else JobState.DIED)
         except (wrong.AuthError, wrong.ConnectionError, wrong.ServiceError, wrong.InternalError, wrong.ClientClosed):
             raise
         except wrong.NotFoundError:
