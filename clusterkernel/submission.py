@@ -6,13 +6,13 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from clusterkernel import arrays, fields, index, lookup, paths, secretstore, spec, views, watcher
+from clusterkernel import arrays, fields, index, lookup, paths, patience, secretstore, spec, views, watcher
 from clusterkernel.backends import registry
 from clusterkernel.errors import BackendUnavailable, ClusterKernelError, SpecError, UnknownJobError
 from clusterkernel.jobfolder import JobFolder
@@ -32,6 +32,8 @@ __all__ = ["attaching", "complete", "find_attachable", "rerun", "submit", "summa
 
 # Making a job takes this long at most, where a large value is captured.
 _ATTACH_PATIENCE: Final = 60.0
+# For a platform to remove what a job left there.
+_CLEAR_PATIENCE: Final = 60.0
 
 
 def complete(wanted: JobSpec, *, title: str = "", sending: bool = True) -> JobSpec:
@@ -260,21 +262,33 @@ def _unreadable(root: JobRoot, job_id: str, error: Exception) -> JobView | None:
     return JobView(id=job_id, name="", state=JobState.LOST, backend="", reason=str(error), folder=str(folder))
 
 
-def remove(job_id: str, root: JobRoot | None = None) -> int:
-    """Delete an ended job's folder.
+def remove(job_id: str, root: JobRoot | None = None) -> Sequence[str]:
+    """Delete an ended job's folder, and what it left on its platform.
 
     Returns
     -------
-    int
-        Bytes that became free.
+    sequence of str
+        What was removed on the platform.
+
+    Raises
+    ------
+    BackendError
+        That cannot be removed: the folder, which knows of it, is kept.
     """
     root = root or _root()
     folder = root.open(job_id)
     found = lookup.job(job_id, root=root)
     if not found.state.terminal:
         raise UnknownJobError(f"Job {job_id} is {found.state}.", hint=f"%cluster_cancel {job_id} ends it first.")
-    size = folder.size()
+    removed: Sequence[str] = ()
+    backend = folder.record.spec.backend
+    clear = getattr(registry.get(backend), "clear", None)
+    if clear is not None:
+        try:
+            removed = patience.within(_CLEAR_PATIENCE, lambda: clear(folder))
+        except TimeoutError:
+            raise BackendUnavailable(f"{backend} does not answer within {_CLEAR_PATIENCE:g} s.") from None
     root.remove(folder)
     with contextlib.closing(Ledger(root.path)) as ledger:
         ledger.forget(job_id)
-    return size
+    return removed

@@ -7,12 +7,13 @@ import ast
 import inspect
 import keyword
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from IPython.core.error import UsageError
 
 from clusterkernel import units
-from clusterkernel.errors import BackendUnavailable, ClusterKernelError, nearest
+from clusterkernel.errors import BackendError, BackendUnavailable, ClusterKernelError, nearest
 from clusterkernel.language import plural, say
 from clusterkernel.magics import train
 from clusterkernel.magics.commands import Details
@@ -157,18 +158,47 @@ def clean(kernel: ClusterKernel, args: argparse.Namespace) -> None:
     root = JobRoot()
     sizes = {view.id: root.open(view.id).size() for view in views}
     if args.yes:
-        for view in views:
-            submission.remove(view.id)
-        free = format_size(sum(sizes.values()))
-        print(
-            plural(
-                "Deleted {count} job; {size} are free.", "Deleted {count} jobs; {size} are free.", len(views), size=free
-            )
-        )
+        _delete(views, sizes)
         return
     print("\n".join(_listing(views, sizes)))
     total = format_size(sum(sizes.values()))
     print(say("In all {size} in {folder}. Nothing was deleted; add --yes for that.", size=total, folder=root.path))
+
+
+def _delete(views: list[JobView], sizes: dict[str, int]) -> None:
+    """Delete jobs, and say what of them: one whose platform keeps something, and is away, stays."""
+    from clusterkernel import submission
+
+    kept: dict[str, BackendError] = {}
+    away: dict[str, BackendError] = {}
+    removed: dict[str, list[Sequence[str]]] = {}
+    for view in views:
+        try:
+            if view.backend in away:
+                raise away[view.backend]
+            if what := submission.remove(view.id):
+                removed.setdefault(view.backend, []).append(what)
+        except BackendError as error:
+            kept[view.id] = away[view.backend] = error
+    free = format_size(sum(size for job, size in sizes.items() if job not in kept))
+    count = len(views) - len(kept)
+    if count:
+        print(
+            plural("Deleted {count} job; {size} are free.", "Deleted {count} jobs; {size} are free.", count, size=free)
+        )
+    for backend, each in removed.items():
+        kinds = ", ".join(dict.fromkeys(kind for what in each for kind in what))
+        print(
+            plural(
+                "Removed from {backend} what {count} job had left there: {kinds}.",
+                "Removed from {backend} what {count} jobs had left there: {kinds}.",
+                len(each),
+                backend=backend,
+                kinds=kinds,
+            )
+        )
+    for job, why in kept.items():
+        print(say("Job {id} is kept: {why}", id=job, why=why))
 
 
 def _listing(views: list[JobView], sizes: dict[str, int]) -> list[str]:

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 
 import clusterkernel as ck
-from clusterkernel import errors, secretstore
+from clusterkernel import errors, secretstore, submission
 from clusterkernel.backends import registry
 from clusterkernel.backends.modal import app, rates, startup, volumes
 from clusterkernel.backends.modal.client import connect, library
 from clusterkernel.backends.modal.submit import stream_of
 from clusterkernel.jobview import summary
+from clusterkernel.magics import manage
 from clusterkernel.states import JobState
 
 from ..clusters.modal import ModalServer
@@ -240,6 +241,35 @@ def test_what_is_left_at_modal_is_cleared(platform: platforms.Platform, modal_se
 
     until(cleared, "the job's Dict and its files on the volume are removed")
     until(lambda: modal_server.calls()[-1] == "AppStop" or "AppStop" in modal_server.calls(), "its app is stopped")
+
+
+def test_deleting_a_job_removes_what_it_left_and_nothing_else(
+    platform: platforms.Platform, modal_server: ModalServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [platform.executor(modal=["--pip=no-such-tool"]).submit(int) for _ in range(2)]
+    for job in jobs:  # its payload was sent, and its app begun
+        assert job.wait(LIMIT) is JobState.LAUNCH_FAILED
+    volume = modal_server.folder / "volumes" / modal_server.ask()["volumes"]["clusterkernel-jobs"]
+    mine, other = jobs
+    assert (volume / mine.record.key).exists()
+    modal_server.fail({"method": "VolumeGetOrCreate", "status": "UNAVAILABLE", "times": 1000})
+    manage._delete([summary(mine, 0)], {mine.id: 0})
+    [said] = capsys.readouterr().out.splitlines()
+    assert said.startswith(f"Job {mine.id} is kept: What job {mine.id} left there cannot be removed: Modal does not")
+    assert mine.folder.is_there(), "who knows what is left there is kept"
+    modal_server.fail()
+    manage._delete([summary(mine, 0)], {mine.id: 2048})
+    assert capsys.readouterr().out.splitlines() == [
+        "Deleted 1 job; 2.05 kB are free.",
+        "Removed from modal what 1 job had left there: files.",
+    ]
+    assert not mine.folder.is_there()
+    assert not (volume / mine.record.key).exists()
+    assert (volume / other.record.key).exists()
+    done = platform.executor().submit(int)
+    assert done.result(LIMIT) == 0
+    until(lambda: json.loads((done.folder.path / "modal.json").read_bytes())["cleared"], "the watcher has cleared it")
+    assert submission.remove(done.id) == []
 
 
 # -- the image --------------------------------------------------------------------

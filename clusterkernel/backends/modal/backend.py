@@ -104,6 +104,10 @@ class ModalBackend:
         """Take the right to run a task, where the job folder's own claims are not seen."""
         return submit.withdraw(folder, task)
 
+    def clear(self, folder: JobFolder) -> Sequence[str]:
+        """Remove at Modal what an ended job left there; what that was."""
+        return submit.clear(folder)
+
     def poll(self, folders: Sequence[JobFolder]) -> Mapping[str, Sequence[Observation]]:
         """Bring back what the jobs wrote, and how they are. A job that takes long is left out until it is done."""
         modal_client.connect()

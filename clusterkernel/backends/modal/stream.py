@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -208,16 +208,25 @@ class Stream:
             volume.read_file_into_fileobj(place, file)
         os.replace(temporary, target)
 
-    def clear(self, app: str) -> None:
-        """Remove at Modal what the job no longer needs. Its claims stay, so that no late copy of it can run."""
+    def clear(self, app: str) -> list[str]:
+        """Remove at Modal what the job no longer needs; what that was. All of it bears the job's own key.
+
+        Its claims stay, so that no late copy of it can run.
+        """
         modal = library()
-        gone = (modal.exception.NotFoundError, FileNotFoundError)
-        with contextlib.suppress(*gone):
-            modal.Dict.objects.delete(
-                stream_name(self.folder.record.key), environment_name=self._environment, client=self._client
-            )
-        with contextlib.suppress(*gone):
-            volume = modal.Volume.from_name(VOLUME, environment_name=self._environment, client=self._client)
-            volume.remove_file(self.folder.record.key, recursive=True)
-        with contextlib.suppress(*gone):
-            modal.App.lookup(app, client=self._client, environment_name=self._environment).stop(client=self._client)
+        key, place = self.folder.record.key, {"environment_name": self._environment, "client": self._client}
+
+        def remove_files() -> None:
+            modal.Volume.from_name(VOLUME, **place).remove_file(key, recursive=True)
+
+        steps: dict[str, Callable[[], object]] = {
+            "app": lambda: modal.App.lookup(app, **place).stop(client=self._client),
+            "files": remove_files,
+            "Dict": lambda: modal.Dict.objects.delete(stream_name(key), **place),
+        }
+        removed = []
+        for what, remove in steps.items():
+            with contextlib.suppress(modal.exception.NotFoundError, FileNotFoundError):
+                remove()
+                removed.append(what)
+        return removed

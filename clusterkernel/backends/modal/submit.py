@@ -24,7 +24,7 @@ from clusterkernel.records import JobRecord, Submission
 from clusterkernel.runtime.modalfiles import VOLUME, pack
 from clusterkernel.runtime.modalrun import CLAIMS, claim
 
-__all__ = ["cancel", "find", "refuse_image", "submit", "text", "withdraw"]
+__all__ = ["cancel", "clear", "find", "refuse_image", "submit", "text", "withdraw"]
 
 #: The most that a payload may have, packed. Ours, not Modal's: what is larger belongs on a volume.
 LARGEST: Final = 4 << 30
@@ -126,6 +126,16 @@ def find(folder: JobFolder) -> Submission | None:
         holders = [(stream.holder(task), task, 1) for task in range(folder.record.tasks)]
     found = tuple(held for held in holders if held[0] not in ("", WITHDRAWN))
     return Submission(platform_ids=found) if found else None
+
+
+def clear(folder: JobFolder) -> list[str]:
+    """Remove at Modal what an ended job left there; what that was."""
+    with speaking(f"What job {folder.id} left there cannot be removed"):
+        stream = stream_of(folder)
+        with stream.progress() as progress:
+            removed = [] if progress.cleared else stream.clear(app.app_name(folder.record))
+            progress.cleared = True
+        return removed
 
 
 def withdraw(folder: JobFolder, task: int) -> str:
