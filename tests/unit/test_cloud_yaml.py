@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -260,6 +261,17 @@ def test_a_modal_file_holds_only_keys_that_axolotl_reads() -> None:
     assert ways["memory"] is How.CHANGED
     assert ways["cpus_per_task"] is How.DROPPED
     assert ways["time"] is How.EXACT
+
+
+def test_what_a_modal_file_cannot_hold_is_told_as_changed() -> None:
+    stage = Stage(name="preprocess", memory=1500, time=2 * 86_400)
+    spec = msgspec.structs.replace(build({"gpus_per_node": "h100:8", "time": "3d"}), stages=(stage,))
+    done = cloud_writer.write_modal(spec, Program())
+    document, fields = yaml.safe_load(done.text), {field.field: field for field in done.fields}
+    assert (document["timeout"], document["timeout_preprocess"], document["memory_preprocess"]) == (86_400, 86_400, 2)
+    for name in ("time", "stages.preprocess.time", "stages.preprocess.memory"):
+        assert fields[name].how is How.CHANGED
+        assert fields[name].reason.endswith(".")
 
 
 def test_a_baseten_file_holds_only_keys_that_axolotl_reads() -> None:

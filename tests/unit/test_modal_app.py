@@ -152,6 +152,16 @@ def test_a_first_step_with_needs_of_its_own_is_a_function(declared: Any) -> None
     assert "axolotl preprocess" not in found["scripts"]["SCRIPT"]
 
 
+def test_a_first_step_of_more_than_a_day_is_told_as_changed(declared: Any) -> None:
+    stage = Stage(name="preprocess", time=2 * 86_400)
+    wanted = spec(gpus_per_node="h100:8", volumes="data:/data", stages=(stage,))
+    assert declared(wanted, AXOLOTL)["functions"]["preprocess"]["timeout"] == 86_400
+    row = told(wanted, AXOLOTL)["stages.preprocess.time"]
+    assert (row.how, row.value, row.reason) == (How.CHANGED, "86400", "Modal's longest run is 24 hours.")
+    short = spec(gpus_per_node="h100:8", volumes="data:/data", stages=(Stage(name="preprocess", time=86_400),))
+    assert told(short, AXOLOTL)["stages.preprocess.time"].how is How.EXACT
+
+
 def test_of_several_nodes_one_function_prepares_where_there_is_a_volume(declared: Any) -> None:
     wanted = spec(nodes=2, gpus_per_node="h100:8", volumes="data:/data", launcher="torchrun")
     assert list(declared(wanted, AXOLOTL)["functions"]) == ["preprocess", "train"]

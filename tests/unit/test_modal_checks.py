@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from clusterkernel import fields
@@ -15,7 +16,7 @@ from clusterkernel.backends.modal import app, backend, client, prices, rates, su
 from clusterkernel.backends.modal.options import parse
 from clusterkernel.errors import BackendUnavailable, SpecError
 from clusterkernel.records import JobRecord, PayloadSummary
-from clusterkernel.spec import JobSpec
+from clusterkernel.spec import JobSpec, Stage
 
 
 @pytest.fixture(autouse=True)
@@ -148,6 +149,15 @@ def test_modal_ends_a_run_after_we_do() -> None:
     assert "timeout=3660" in text
     assert app.time_limit(spec(time="24h")) + app.MARGIN == 86_400
     assert app.time_limit(spec()) + app.MARGIN == 86_400
+
+
+def test_a_plan_says_where_the_first_step_gets_less_time() -> None:
+    def notes(hours: int) -> str:
+        wanted = msgspec.structs.replace(spec(time="4h"), stages=(Stage(name="preprocess", time=hours * 3600),))
+        return "\n".join(backend.ModalBackend().plan(wanted).notes)
+
+    assert "The step preprocess is ended after 4h, as the job is." in notes(30)
+    assert "The step preprocess" not in notes(3)
 
 
 def test_the_price_of_eight_gpus() -> None:

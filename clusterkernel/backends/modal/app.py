@@ -28,7 +28,7 @@ from clusterkernel.formats.reporting import Report
 from clusterkernel.records import JobRecord
 from clusterkernel.spec import JobSpec, describe
 
-__all__ = ["FIRST", "FUNCTION", "MARGIN", "app_name", "is_staged", "loaded", "text", "time_limit"]
+__all__ = ["FIRST", "FUNCTION", "MARGIN", "app_name", "first_time", "is_staged", "loaded", "text", "time_limit"]
 
 FUNCTION: Final = "job"
 #: Does the steps that need no GPU, and calls the other at its end.
@@ -98,7 +98,7 @@ def text(record: JobRecord, runtime: str, *, staged: bool = False) -> str:
     if staged:
         then = f", then=({literal(app_name(record))}, {literal(FUNCTION)})"
         first = "\n\n@" + call("app.function", _first_arguments(spec, options))
-        written += first + "\n" + _function(FIRST, record, _first_time(spec), then)
+        written += first + "\n" + _function(FIRST, record, first_time(spec), then)
     return written
 
 
@@ -198,11 +198,12 @@ def _first_arguments(spec: JobSpec, options: Options) -> dict[str, object]:
     made["memory"] = stage.memory or _FIRST_MEMORY
     if spec.max_cost is not None:  # both are paid for as they are used
         made |= {"cpu": (made["cpu"], made["cpu"]), "memory": (made["memory"], made["memory"])}
-    made["timeout"] = _first_time(spec) + MARGIN
+    made["timeout"] = first_time(spec) + MARGIN
     return made
 
 
-def _first_time(spec: JobSpec) -> int:
+def first_time(spec: JobSpec) -> int:
+    """Seconds after which the steps without GPUs are ended."""
     return min(prices.stage(spec).time or _FIRST_TIME, time_limit(spec))
 
 

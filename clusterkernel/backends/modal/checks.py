@@ -90,6 +90,8 @@ def notes(spec: JobSpec) -> tuple[str, ...]:
     if spec.schedule.time is None or app.time_limit(spec) != spec.schedule.time:
         why = f"--max-cost {spec.max_cost:g} buys no more" if spec.max_cost else "Modal's longest run is 24h"
         made.append(f"It is ended after {format_duration(app.time_limit(spec))}: {why}.")
+    if (asked := prices.stage(spec).time) and (given := app.first_time(spec)) != asked:
+        made.append(f"The step {prices.STAGE} is ended after {format_duration(given)}, as the job is.")
     if spec.resources.gpus_per_node and spec.resources.gpus_per_node.type is None and spec.gpus:
         made.append("Modal needs a type of GPU, and none is named: H100 is taken.")
     if spec.environment.workdir:

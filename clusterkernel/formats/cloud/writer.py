@@ -9,11 +9,12 @@ from clusterkernel import fields
 from clusterkernel.errors import FormatError
 from clusterkernel.formats import secrets
 from clusterkernel.formats.cloud import keys
+from clusterkernel.formats.modal.limits import LONGEST
 from clusterkernel.formats.model import Program, Step, Written
 from clusterkernel.formats.reporting import Report, by_name
 from clusterkernel.payload import yamltext
 from clusterkernel.spec import JobSpec, Launcher
-from clusterkernel.units import format_duration, format_memory
+from clusterkernel.units import format_memory
 
 __all__ = ["write_baseten", "write_modal"]
 
@@ -57,20 +58,11 @@ def write_modal(spec: JobSpec, program: Program) -> Written:
     if resources.nodes > 1:
         report.dropped("nodes", f"{keys.IGNORED['node_count']} {_FOR_MORE}")
     if resources.memory is not None:
-        size = -(-resources.memory // 1024)
-        document["memory"] = size
-        if resources.memory % 1024:
-            report.changed("memory", "memory", size, f"In whole GiB: {format_memory(resources.memory)} are asked for.")
-        else:
-            report.exact("memory", "memory", size)
+        document["memory"] = _gib(resources.memory, "memory", "memory", report)
     else:
         report.assumed("memory", "", "128 GiB", "axolotl asks Modal for so much where none is given.")
     if spec.schedule.time is not None:
-        document["timeout"] = spec.schedule.time
-        if spec.schedule.time > 86400:
-            report.changed("time", "timeout", spec.schedule.time, "Modal ends a function after a day.")
-        else:
-            report.exact("time", "timeout", spec.schedule.time)
+        document["timeout"] = _limited(spec.schedule.time, "time", "timeout", report)
     else:
         report.assumed("time", "", "86400 s", "axolotl sets a day where no limit is given.")
     _cores(spec, report)
@@ -78,6 +70,25 @@ def write_modal(spec: JobSpec, program: Program) -> Written:
     _setup(spec, document, report)
     text = _text(spec, program, steps, document, report, "modal.yaml")
     return Written(text=text, fields=report.rows(spec, program, f"{_NO_PLACE} {_FOR_MORE}"))
+
+
+def _gib(memory: int, field: str, key: str, report: Report) -> int:
+    """Whole GiB, as axolotl takes them."""
+    size = -(-memory // 1024)
+    if memory % 1024:
+        report.changed(field, key, size, f"In whole GiB: {format_memory(memory)} are asked for.")
+    else:
+        report.exact(field, key, size)
+    return size
+
+
+def _limited(time: int, field: str, key: str, report: Report) -> int:
+    """Seconds as Modal takes them."""
+    if time <= LONGEST:
+        report.exact(field, key, time)
+    else:
+        report.changed(field, key, LONGEST, "Modal's longest run is 24 hours.")
+    return min(time, LONGEST)
 
 
 def write_baseten(spec: JobSpec, program: Program) -> Written:
@@ -200,11 +211,11 @@ def _stages(spec: JobSpec, document: dict[str, Any], report: Report) -> None:
         if stage.name != "preprocess":
             continue
         if stage.memory is not None:
-            document["memory_preprocess"] = size = -(-stage.memory // 1024)
-            report.exact("stages.preprocess.memory", "memory_preprocess", size)
+            document["memory_preprocess"] = _gib(stage.memory, "stages.preprocess.memory", "memory_preprocess", report)
         if stage.time is not None:
-            document["timeout_preprocess"] = stage.time
-            report.exact("stages.preprocess.time", "timeout_preprocess", format_duration(stage.time))
+            document["timeout_preprocess"] = _limited(
+                stage.time, "stages.preprocess.time", "timeout_preprocess", report
+            )
         if stage.cpus_per_task is not None:
             report.dropped("stages.preprocess.cpus_per_task", "axolotl always asks for 8 cores to preprocess.")
 

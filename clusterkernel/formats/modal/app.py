@@ -315,8 +315,13 @@ class _App:
         if env := dict(sorted(self.spec.environment.env.items())):
             made["env"] = env
         for name, key in (("cpus_per_task", "cpu"), ("memory", "memory"), ("time", "timeout")):
-            if (value := getattr(stage, name)) is not None:
-                self.report.exact(f"stages.{step.name}.{name}", f"{step.name} {key}", value)
+            if (value := getattr(stage, name)) is None:
+                continue
+            place = (f"stages.{step.name}.{name}", f"{step.name} {key}")
+            if name == "time" and value > modal_limits.LONGEST:
+                self.report.changed(*place, modal_limits.LONGEST, "Modal's longest run is 24 hours.")
+            else:
+                self.report.exact(*place, value)
         head = "@" + call("app.function", made)
         doc = f'    """{step.name}: before the training, without GPUs."""'
         return f"{head}\ndef {staged.function}() -> None:\n{doc}\n    _run({staged.constant})"
