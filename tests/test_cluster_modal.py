@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from modal_proto.api_grpc import ModalClientBase
 
+from .clusters import modal_apps, modal_calls, modal_store
 from .clusters.modal import ModalServer
 
 
@@ -52,6 +55,18 @@ def test_another_token_is_not_heard(server: ModalServer) -> None:
     done = client(server, line, MODAL_TOKEN_SECRET="as-wrong")
     assert "AuthError" in done.stderr
     assert client(server, line, MODAL_TOKEN_ID="", MODAL_TOKEN_SECRET="").returncode != 0
+
+
+def test_each_call_that_it_knows_cites_a_fact_or_a_document() -> None:
+    handlers = {
+        name: value.__doc__ or ""
+        for part in (modal_apps.Apps, modal_calls.Calls, modal_store.Store)
+        for name, value in vars(part).items()
+        if name in ModalClientBase.__abstractmethods__
+    }
+    assert len(handlers) > 40
+    source = re.compile(r"facts, (section|pitfall)|\[[0-9]+\]|the client's `|guide|the protocol")
+    assert [name for name, doc in handlers.items() if not source.search(doc)] == []
 
 
 def test_only_the_first_of_two_puts_wins(server: ModalServer) -> None:

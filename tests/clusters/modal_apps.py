@@ -31,23 +31,28 @@ class Apps:
         self.handles: dict[str, Any] = {}
 
     async def ClientHello(self, request: Any) -> Any:
+        """Only `client.hello` asks for it (facts, section 2)."""
         return api_pb2.ClientHelloResponse()
 
     async def AppGetByDeploymentName(self, request: Any) -> Any:
+        """The first call of a deployment; no id where the name is new (facts, section 4: deploy)."""
         return api_pb2.AppGetByDeploymentNameResponse(app_id=self.deployed.get(request.name, ""))
 
     async def AppGetOrCreate(self, request: Any) -> Any:
+        """Of `App.lookup`: NOT_FOUND becomes the client's NotFoundError (facts, section 2: status map)."""
         app = self.deployed.get(request.app_name)
         if app is None:
             raise GRPCError(Status.NOT_FOUND, f"App '{request.app_name}' not found in environment 'main'")
         return api_pb2.AppGetOrCreateResponse(app_id=app)
 
     async def AppCreate(self, request: Any) -> Any:
+        """An id as Modal gives, `ap-` and 22 letters and digits [10]."""
         app = new_id("ap")
         self.apps[app] = {"state": request.app_state, "name": request.description, "tags": dict(request.tags)}
         return api_pb2.AppCreateResponse(app_id=app, app_page_url=f"https://modal.invalid/{app}")
 
     async def AppGetLayout(self, request: Any) -> Any:
+        """What a redeployment is told of the app's functions (facts, section 4: deploy)."""
         layout = api_pb2.AppLayout()
         for function, app in self.function_apps.items():
             if app == request.app_id:
@@ -57,9 +62,11 @@ class Apps:
         return api_pb2.AppGetLayoutResponse(app_layout=layout)
 
     async def AppHeartbeat(self, request: Any) -> Any:
+        """The client sends it every 15 s while an app runs (facts, section 4: ephemeral app)."""
         return Empty()
 
     async def AppPublish(self, request: Any) -> Any:
+        """`state=DEPLOYED` gives the app its name (facts, section 4: deploy)."""
         app = self.apps[request.app_id]
         app.update(state=request.app_state, tags=dict(request.tags))
         if request.app_state == api_pb2.APP_STATE_DEPLOYED:
@@ -67,12 +74,14 @@ class Apps:
         return api_pb2.AppPublishResponse(url=f"https://modal.invalid/{request.app_id}", deployed_at=time.time())
 
     async def AppClientDisconnect(self, request: Any) -> Any:
+        """An ephemeral app ends with its client; a detached one goes on [7]."""
         app = self.apps[request.app_id]
         if app["state"] in (api_pb2.APP_STATE_EPHEMERAL, api_pb2.APP_STATE_INITIALIZING):
             self._stop(request.app_id)  # a detached app goes on [7]
         return Empty()
 
     async def AppStop(self, request: Any) -> Any:
+        """A stopped app has no functions, and its containers end (the client's `App.stop`)."""
         self._stop(request.app_id)
         return Empty()
 
@@ -91,6 +100,7 @@ class Apps:
         return self.handles[function]
 
     async def FunctionPrecreate(self, request: Any) -> Any:
+        """The handle has name, type and app, and a definition of its own [2]."""
         function = request.existing_function_id or new_id("fu")
         self.function_apps[function] = request.app_id
         handle = api_pb2.FunctionHandleMetadata(
@@ -106,6 +116,7 @@ class Apps:
         return api_pb2.FunctionPrecreateResponse(function_id=function, handle_metadata=handle)
 
     async def FunctionCreate(self, request: Any) -> Any:
+        """Of GPUs in an order of choice each is a ranked function; there is at least one [2]. Regions: its guide."""
         function = request.existing_function_id
         ranked = request.function_data.ranked_functions
         for region in (ranked[0].function if ranked else request.function).scheduler_placement.regions:
@@ -127,6 +138,7 @@ class Apps:
         )
 
     async def FunctionGet(self, request: Any) -> Any:
+        """`Function.from_name`: with ranked functions, too [2]."""
         app = self.deployed.get(request.app_name)
         for function, owner in self.function_apps.items():
             if owner == app and self.handle(function).function_name == request.object_tag:

@@ -121,6 +121,7 @@ class Calls:
     # -- calls ------------------------------------------------------------------------
 
     async def FunctionMap(self, request: Any) -> Any:
+        """A call of `.spawn` with its input pipelined (facts, section 4: from_name.spawn)."""
         if request.function_id not in self.functions:
             raise GRPCError(Status.NOT_FOUND, f"Function {request.function_id} not found")
         if self.function_apps[request.function_id] in self.stopped_apps:
@@ -138,6 +139,7 @@ class Calls:
         return response
 
     async def FunctionGetOutputs(self, request: Any) -> Any:
+        """A long poll, at most as long as the client asks (facts, section 4: get)."""
         inputs = self.calls.get(request.function_call_id)
         if inputs is None:
             raise GRPCError(Status.NOT_FOUND, f"Function call {request.function_call_id} not found")
@@ -160,6 +162,7 @@ class Calls:
         return response
 
     async def FunctionCallCancel(self, request: Any) -> Any:
+        """What waits is TERMINATED; what runs hears of it in a heartbeat, or is killed (facts, section 4: cancel)."""
         inputs = self.calls.get(request.function_call_id)
         if inputs is None:
             raise GRPCError(Status.NOT_FOUND, f"Function call {request.function_call_id} not found")
@@ -363,9 +366,11 @@ class Calls:
         return True
 
     async def ContainerHello(self, request: Any) -> Any:
+        """The first call of a container (facts, section 4: container)."""
         return Empty()
 
     async def ContainerHeartbeat(self, request: Any, container: Container) -> Any:
+        """A long poll, which carries a cancel (facts, section 4: container)."""
         response = api_pb2.ContainerHeartbeatResponse()
         with contextlib.suppress(asyncio.TimeoutError):
             one = await asyncio.wait_for(container.cancelling.get(), _HEARTBEAT)
@@ -373,6 +378,7 @@ class Calls:
         return response
 
     async def FunctionGetInputs(self, request: Any, container: Container) -> Any:
+        """A long poll; an idle container is told to end by `kill_switch` [6]."""
         deadline = time.monotonic() + _IDLE
         response = api_pb2.FunctionGetInputsResponse()
         if container.cluster is not None:
@@ -409,6 +415,7 @@ class Calls:
         return response
 
     async def FunctionPutOutputs(self, request: Any, container: Container) -> Any:
+        """A failure is tried again by the function's policy, each time with a limit of its own (guide on retries)."""
         for item in request.outputs:
             held = self.inputs[item.input_id]
             if container.input is not held:
@@ -424,6 +431,7 @@ class Calls:
         return Empty()
 
     async def TaskClusterHello(self, request: Any, container: Container) -> Any:
+        """It waits for all nodes; ranks are in the order of the containers (the client's `_cluster`; pitfall [9])."""
         cluster = container.cluster
         if cluster is None:
             raise GRPCError(Status.FAILED_PRECONDITION, "The container is in no cluster")
@@ -437,7 +445,7 @@ class Calls:
         return api_pb2.TaskClusterHelloResponse(cluster_id=cluster.id, cluster_rank=rank, container_ips=ips)
 
     async def TaskResult(self, request: Any, container: Container) -> Any:
-        """A container that could not import the function's file."""
+        """A container that could not import the function's file (facts, section 4: container)."""
         container.failure = request.result
         return Empty()
 

@@ -70,20 +70,23 @@ class Store:
     # -- the workspace --------------------------------------------------------------
 
     async def WorkspaceNameLookup(self, request: Any) -> Any:
+        """What hydrates a `Workspace` (the client's `_workspace`)."""
         return api_pb2.WorkspaceNameLookupResponse(workspace_name="team", username="team")
 
     async def WorkspaceBillingRates(self, request: Any) -> Any:
-        # "compute rates are per unit per hour" (the protocol); Modal's names of them are not known.
+        """Dollars for "unit per hour" (the protocol's own comment); Modal's names of the rates are not known."""
         return api_pb2.WorkspaceBillingRatesResponse(rates=self.rates)
 
     # -- environments, secrets, images, mounts --------------------------------------
 
     async def EnvironmentGetOrCreate(self, request: Any) -> Any:
+        """The usual environment is `main` (facts, section 4: ephemeral app)."""
         settings = api_pb2.EnvironmentSettings(image_builder_version="2025.06")
         metadata = api_pb2.EnvironmentMetadata(name=request.deployment_name or "main", settings=settings)
         return api_pb2.EnvironmentGetOrCreateResponse(environment_id="en-main", metadata=metadata)
 
     async def SecretGetOrCreate(self, request: Any) -> Any:
+        """Named, or of a dict (facts, section 4: Secret); keys may be required (the client's `Secret.from_name`)."""
         secret, new = self.get_or_create("st", request.deployment_name, request.object_creation_type)
         if new:
             self.secret_values[secret] = dict(request.env_dict)
@@ -93,7 +96,7 @@ class Store:
         return api_pb2.SecretGetOrCreateResponse(secret_id=secret)
 
     async def ImageGetOrCreate(self, request: Any) -> Any:
-        # Nothing is built: what is asked for is recorded [12].
+        """One call for each layer; nothing is built, what is asked for is recorded [12]."""
         image = new_id("im")
         self.images[image] = list(request.image.dockerfile_commands)
         for base in request.image.base_images:
@@ -104,6 +107,7 @@ class Store:
         return api_pb2.ImageGetOrCreateResponse(image_id=image, result=_result(""), metadata=_IMAGE)
 
     async def ImageJoinStreaming(self, stream: Any) -> None:
+        """What the build prints, and at last how it ended (the client's `_image_await_build_result`)."""
         request = await stream.recv_message()
         commands = "\n".join(self.images[request.image_id])
         log = api_pb2.TaskLogs(data="Collecting what is asked for\n", file_descriptor=api_pb2.FILE_DESCRIPTOR_STDOUT)
@@ -119,17 +123,20 @@ class Store:
         await stream.send_message(api_pb2.ImageJoinStreamingResponse(result=result, metadata=_IMAGE, eof=True))
 
     async def MountGetOrCreate(self, request: Any) -> Any:
+        """A list of files by their hashes (facts, section 4: ephemeral app)."""
         mount = new_id("mo")
         self.mounts[mount] = list(request.files)
         return api_pb2.MountGetOrCreateResponse(mount_id=mount)
 
     async def MountBatchedCheckExistence(self, request: Any) -> Any:
+        """Which files are to be sent (facts, section 4: ephemeral app)."""
         missing = [sha for sha in request.sha256_hex_hashes if not (self.folder / "files" / sha).exists()]
         response = api_pb2.MountBatchedCheckExistenceResponse(missing_sha256_hex_hashes=missing)
         response.checked_at.CopyFrom(_now())
         return response
 
     async def MountPutFile(self, request: Any) -> Any:
+        """A small file is in the call, a large one a blob (facts, section 4: ephemeral app)."""
         path = self.folder / "files" / request.sha256_hex
         if request.WhichOneof("data_oneof") == "data":  # an empty file has data=b"" [11]
             path.write_bytes(request.data)
@@ -148,12 +155,14 @@ class Store:
     # -- blobs ------------------------------------------------------------------------
 
     async def BlobCreate(self, request: Any) -> Any:
+        """1.6 reads `upload_urls.items` and `blob_ids` (facts, section 2: blobs)."""
         blob = new_id("bl")
         response = api_pb2.BlobCreateResponse(blob_ids=[blob])
         response.upload_urls.items.append(f"{self.web_url}/{self.path_word}/blobs/{blob}")
         return response
 
     async def BlobGet(self, request: Any) -> Any:
+        """Where its bytes are got (facts, section 2: blobs)."""
         return api_pb2.BlobGetResponse(download_url=f"{self.web_url}/{self.path_word}/blobs/{request.blob_id}")
 
     # -- volumes, of version 2 only ---------------------------------------------------
@@ -169,6 +178,7 @@ class Store:
         return place
 
     async def VolumeGetOrCreate(self, request: Any) -> Any:
+        """Always of version 2, so that the calls of version 1 are never used (facts, section 4: Volume)."""
         volume, new = self.get_or_create("vo", request.deployment_name, request.object_creation_type)
         if new:
             self.volume(volume).mkdir()
@@ -177,6 +187,7 @@ class Store:
         return api_pb2.VolumeGetOrCreateResponse(volume_id=volume, version=version, metadata=metadata)
 
     async def VolumePutFiles2(self, request: Any) -> Any:
+        """Called twice: it names the blocks that are missing, then puts the files (facts, section 4: Volume)."""
         response = api_pb2.VolumePutFiles2Response()
         for file_index, file in enumerate(request.files):
             for block_index, block in enumerate(file.blocks):
@@ -198,6 +209,7 @@ class Store:
         return response
 
     async def VolumeListFiles2(self, stream: Any) -> None:
+        """A stream of entries; NOT_FOUND of a path that is not there (facts, section 4: Volume)."""
         request = await stream.recv_message()
         start = self._inside(request.volume_id, request.path)
         if not start.exists():
@@ -212,6 +224,7 @@ class Store:
         await stream.send_message(response)
 
     async def VolumeGetFile2(self, request: Any) -> Any:
+        """A URL for each block of 8 MiB (facts, section 4: Volume)."""
         place = self._inside(request.volume_id, request.path)
         if not place.is_file():
             raise GRPCError(Status.NOT_FOUND, f"{request.path} not found")
@@ -224,6 +237,7 @@ class Store:
         return api_pb2.VolumeGetFile2Response(get_urls=urls, size=size, start=0, len=size)
 
     async def VolumeRemoveFile2(self, request: Any) -> Any:
+        """A file, or a folder with all in it (the client's `remove_file`)."""
         import shutil
 
         from google.protobuf.empty_pb2 import Empty
@@ -238,16 +252,19 @@ class Store:
         return Empty()
 
     async def VolumeReload(self, request: Any) -> Any:
+        """A container sees others' commits after this only; here the files are shared (the client's `reload`)."""
         from google.protobuf.empty_pb2 import Empty
 
         return Empty()  # the files are shared: there is nothing to reload
 
     async def VolumeCommit(self, request: Any) -> Any:
+        """What a container wrote is kept from then on; here at once (the client's `commit`)."""
         return api_pb2.VolumeCommitResponse(skip_reload=True)
 
     # -- dictionaries -----------------------------------------------------------------
 
     async def DictGetOrCreate(self, request: Any) -> Any:
+        """A named one is made where it is asked for (the client's `Dict.from_name`)."""
         made, new = self.get_or_create("di", request.deployment_name, request.object_creation_type)
         if new:
             self.dicts[made] = {entry.key: entry.value for entry in request.data}
@@ -256,24 +273,29 @@ class Store:
         )
 
     async def DictUpdate(self, request: Any) -> Any:
+        """`put(skip_if_exists=True)` is told whether it was the first (the client's `Dict.put`)."""
         held = self._dict(request.dict_id)
         created = not request.if_not_exists or all(entry.key not in held for entry in request.updates)
-        if created:  # `put(skip_if_exists=True)` says by this whether it was the first
+        if created:
             held.update({entry.key: entry.value for entry in request.updates})
         return api_pb2.DictUpdateResponse(created=created)
 
     async def DictGet(self, request: Any) -> Any:
+        """`found` says whether the key is there (the client's `Dict.get`)."""
         value = self._dict(request.dict_id).get(request.key)
         return api_pb2.DictGetResponse(found=value is not None, value=value)
 
     async def DictContains(self, request: Any) -> Any:
+        """As `DictGet`, without the value (the client's `Dict.contains`)."""
         return api_pb2.DictContainsResponse(found=request.key in self._dict(request.dict_id))
 
     async def DictPop(self, request: Any) -> Any:
+        """The value, and whether there was one (the client's `Dict.pop`)."""
         value = self._dict(request.dict_id).pop(request.key, None)
         return api_pb2.DictPopResponse(found=value is not None, value=value)
 
     async def DictDelete(self, request: Any) -> Any:
+        """With its name (the client's `Dict.objects.delete`)."""
         from google.protobuf.empty_pb2 import Empty
 
         self._dict(request.dict_id)

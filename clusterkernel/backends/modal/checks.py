@@ -102,5 +102,5 @@ def notes(spec: JobSpec) -> tuple[str, ...]:
         made.append(f"Memory is held at {format_memory(held)}, so that the ceiling holds: --memory-limit sets more.")
     made.append(prices.note(spec, app.time_limit(spec) + app.MARGIN))
     made.append("Modal may move a job to another machine; it is then started again from its beginning.")
-    made.append("Results are fetched while a kernel watches; Modal keeps them for 7 days.")
+    made.append("Results are fetched while a kernel watches; Modal keeps each part for 7 days from when it is written.")
     return tuple(made)

@@ -27,6 +27,7 @@ __all__ = ["Poller"]
 
 _AT_ONCE: Final = 16
 _MEMORY: Final = re.compile(r"\b(oom|out[ -]of[ -]memory|memory (limit|eviction))\b", re.IGNORECASE)
+# An entry of a Dict "will expire after 7 days of inactivity" (the client's documentation of Dict).
 _FORGOTTEN: Final = "Modal no longer has the call: it keeps results for 7 days."
 _UNREAD: Final = "It ended, but Modal no longer has what it wrote: that is kept for 7 days."
 
