@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import clusterkernel as ck
-from clusterkernel import errors, secretstore, submission
+from clusterkernel import errors, secretstore, submission, submitter
 from clusterkernel.backends import registry
 from clusterkernel.backends.modal import app, rates, startup, volumes
 from clusterkernel.backends.modal.client import connect, library
@@ -567,6 +567,13 @@ def test_a_server_that_does_not_answer_is_asked_again(platform: platforms.Platfo
     assert job.result(LIMIT) == 1
 
 
+def test_a_server_that_is_away_at_submission(platform: platforms.Platform, modal_server: ModalServer) -> None:
+    count = marker(platform.shared)
+    modal_server.ask(down=3.0)
+    job = platform.executor().submit(count)
+    assert job.result(LIMIT) == 1
+
+
 def test_a_submission_whose_answer_got_lost_runs_once(platform: platforms.Platform, modal_server: ModalServer) -> None:
     # The client itself sends it again: Modal then has two calls of the job.
     modal_server.fail({"method": "FunctionMap", "status": "UNAVAILABLE", "times": 1, "after": True})
@@ -617,6 +624,44 @@ def test_a_server_that_goes_away_while_it_runs(platform: platforms.Platform, mod
     go.touch()
     assert job.result(LIMIT) == "done"
     assert job.logs() == "here\nthere"
+
+
+def test_a_service_that_is_not_available_in_the_middle_changes_nothing(
+    platform: platforms.Platform, modal_server: ModalServer
+) -> None:
+    go = platform.shared / "go"
+
+    def work() -> str:
+        import time
+
+        while not go.exists():
+            print("here", flush=True)
+            time.sleep(0.05)
+        return "done"
+
+    job = platform.executor().submit(work)
+    started(job)
+    # The client itself asks four times: more often than that, so that we are told.
+    faults = [{"method": name, "status": "UNAVAILABLE", "times": 10} for name in ("DictGet", "FunctionGetOutputs")]
+    modal_server.fail(*faults)
+    until(lambda: modal_server.ask()["rules"][0]["times"] == 0, "it has failed so often")
+    assert not job.state.terminal
+    go.touch()
+    assert job.result(LIMIT) == "done"
+
+
+def test_a_limit_of_the_workspace_is_waited_for(
+    platform: platforms.Platform, modal_server: ModalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitter, "_LIMIT_PAUSE", 1.0)
+    # The client asks this again by itself a few times, too.
+    modal_server.fail({"method": "FunctionMap", "status": "RESOURCE_EXHAUSTED", "times": 1000})
+    job = platform.executor().submit(int)
+    until(
+        lambda: "a fault that was asked for. It is sent by itself then." in job.reason, "it is told what it waits for"
+    )
+    modal_server.fail()
+    assert job.result(LIMIT) == 0
 
 
 def test_answers_that_come_slowly_lose_nothing(platform: platforms.Platform, modal_server: ModalServer) -> None:
@@ -678,36 +723,46 @@ def refused(job: ck.Job) -> str:
 
 def test_a_token_that_is_not_accepted(platform: platforms.Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODAL_TOKEN_SECRET", "as-expired")
-    said = refused(platform.executor().submit(int))
-    assert "does not accept the token" in said
-    assert "modal token new" in said
+    assert refused(platform.executor().submit(int)) == (
+        "The job could not be sent: Modal does not accept the token (Token validation failed). "
+        "Run `modal token new` in a terminal, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET."
+    )
 
 
 @pytest.mark.parametrize(
     ("fields", "wanted"),
     [
-        ({"modal": ["--secret=not-there"]}, "not-there"),
-        ({"volumes": ["not-there:/data"]}, "not-there"),
-        ({"modal": ["--pip=no-such-package"]}, "No matching distribution"),
-        ({"region": "us-nowhere"}, "us-nowhere"),
+        (
+            {"modal": ["--secret=not-there"]},
+            "Modal has no secret not-there in your workspace. `modal secret list` shows those that are.",
+        ),
+        (
+            {"volumes": ["not-there:/data"]},
+            'Modal has no volume not-there in your workspace. --modal "--create-volumes=true" makes it.',
+        ),
+        ({"region": "us-nowhere"}, "The job could not be sent: Unknown region: us-nowhere."),
     ],
 )
 def test_what_modal_does_not_have(platform: platforms.Platform, fields: dict[str, Any], wanted: str) -> None:
-    assert wanted in refused(platform.executor(**fields).submit(int))
+    assert refused(platform.executor(**fields).submit(int)) == wanted
 
 
 def test_an_image_of_another_python(platform: platforms.Platform) -> None:
     other = sys.version_info.minor + 1
-    said = refused(platform.executor(image=f"team/image:py3.{other}-cu128").submit(int))
-    assert f"3.{other}" in said
-    assert f"3.{sys.version_info.minor}" in said
+    here = f"3.{sys.version_info.minor}"
+    assert refused(platform.executor(image=f"team/image:py3.{other}-cu128").submit(int)) == (
+        f"--image = team/image:py3.{other}-cu128 has Python 3.{other}, and this notebook {here}: cells and functions "
+        f"need the same. Choose an image with Python {here}, or a kernel with Python 3.{other}."
+    )
 
 
 def test_a_payload_that_is_too_large(platform: platforms.Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     from clusterkernel.backends.modal import submit
 
     monkeypatch.setattr(submit, "LARGEST", 100)
-    assert "--volumes" in refused(platform.executor().submit(len, "x" * 5000))
+    assert refused(platform.executor().submit(len, "x" * 5000)) == (
+        "The payload of job 1 has 0 MiB packed, and 0 MiB is the most. Keep the data on a volume: --volumes NAME:/data."
+    )
 
 
 def test_the_folder_of_a_job_is_not_left_by_what_a_container_says(platform: platforms.Platform) -> None:

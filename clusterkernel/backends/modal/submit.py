@@ -23,6 +23,7 @@ from clusterkernel.jobroot import JobRoot
 from clusterkernel.records import JobRecord, Submission
 from clusterkernel.runtime.modalfiles import VOLUME, pack
 from clusterkernel.runtime.modalrun import CLAIMS, claim
+from clusterkernel.spec import JobSpec
 
 __all__ = ["cancel", "clear", "find", "refuse_image", "submit", "text", "withdraw"]
 
@@ -85,6 +86,7 @@ def submit(folder: JobFolder) -> Submission:
         write_atomic(file, source.encode("utf-8", "surrogateescape"))
     with speaking("The job could not be sent"):
         client = connect()
+        _refuse_missing(record.spec, client, environment)
         _upload(folder, client, environment)
         with app.loaded(path, record.key) as module:
             with build.kept(folder.launch_log()):
@@ -101,6 +103,21 @@ def text(folder: JobFolder, runtime: str) -> str:
     """The app of a job; `runtime` is where what runs inside it lies."""
     about = msgspec.json.decode((folder.payload / "payload.json").read_bytes())
     return app.text(folder.record, runtime, staged=app.is_staged(folder.record, about.get("steps") or ()))
+
+
+def _refuse_missing(spec: JobSpec, client: Any, environment: str | None) -> None:
+    """Refuse what the app names and Modal lacks, which the client calls "not found", of whatever kind it is."""
+    modal, options = library(), parse(spec.extra.get("modal", ()))
+    named = [] if options.create_volumes else [volume.name for volume in spec.storage.volumes]
+    make = '--modal "--create-volumes=true" makes it.'
+    kinds = [("volume", modal.Volume, dict.fromkeys(named), make)]
+    kinds.append(("secret", modal.Secret, dict.fromkeys(options.secret), "`modal secret list` shows those that are."))
+    for kind, made, names, hint in kinds:
+        for name in names:
+            try:
+                made.from_name(name, environment_name=environment).hydrate(client)
+            except modal.exception.NotFoundError:
+                raise SubmissionError(f"Modal has no {kind} {name} in your workspace.", hint=hint) from None
 
 
 def _upload(folder: JobFolder, client: Any, environment: str | None) -> None:
