@@ -322,6 +322,7 @@ def test_a_job_whose_containers_cannot_start_does_not_wait_for_ever(
     written = app.text
     monkeypatch.setattr(app, "text", lambda *a, **k: f"{written(*a, **k)}\n\nif not modal.is_local():\n    {line}\n")
     monkeypatch.setattr(startup, "_FIRST", 0.5)
+    monkeypatch.setattr(startup, "_QUIET", 0.5)
     stops = modal_server.calls().count("AppStop")
     job = platform.executor().submit(int)
     assert job.wait(LIMIT) is JobState.LAUNCH_FAILED

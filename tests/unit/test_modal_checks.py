@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from clusterkernel import fields
-from clusterkernel.backends.modal import app, backend, client, prices, rates, submit
+from clusterkernel.backends.modal import app, backend, client, prices, rates, startup, submit
 from clusterkernel.backends.modal.options import parse
 from clusterkernel.errors import BackendUnavailable, SpecError
 from clusterkernel.records import JobRecord, PayloadSummary
@@ -137,6 +137,12 @@ def test_the_file_is_python_and_makes_the_same_objects_everywhere(values: dict[s
             assert not any("modal." in ast.unparse(part) for part in node.body)
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     assert names == [app.FUNCTION]
+
+
+def test_containers_that_start_together_have_not_ended() -> None:
+    assert startup.ended({}) == 0
+    assert startup.ended({f"ta-{number}": 100.0 + number for number in range(8)}) == 0
+    assert startup.ended({"ta-1": 100.0, "ta-2": 105.0, "ta-3": 140.0}) == 2
 
 
 def test_values_of_secrets_are_not_in_the_file() -> None:

@@ -57,11 +57,12 @@ def _written(log: Path) -> Iterator[None]:
         async def put_streaming_log(self, log_entry: Any, prefix: str = "") -> None:
             _append(log, log_entry.data)
 
-    manager._set(Writer())
+    manager._set(ours := Writer())
     try:
         yield
     finally:
-        manager._set(silent)
+        if manager.get() is ours:
+            manager._set(silent)
 
 
 def _append(log: Path, text: str) -> None:

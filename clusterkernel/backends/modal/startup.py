@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 from clusterkernel.backends.modal.client import library
 from clusterkernel.files import make_private, write_atomic
 from clusterkernel.jobfolder import JobFolder
 
-__all__ = ["Startup"]
+__all__ = ["Startup", "ended"]
 
-#: So many containers must have printed something, with none that took the job: each of them ended.
-ENOUGH: Final = 3
+# So many containers must have ended, with none that took the job.
+_ENOUGH: Final = 3
+# Seconds after a container's last line until others go on printing and it surely has ended: it takes the job at once.
+_QUIET: Final = 30.0
 # Seconds until the log is first looked at, and the longest time between two looks.
 _FIRST, _LONGEST = 5.0, 30.0
 _ENTRIES: Final = 200
@@ -48,11 +51,11 @@ class Startup:
         """The last line of containers that ended too early; empty where nothing says that, or it is too soon."""
         if time.monotonic() < self._due:
             return ""
-        containers, lines = self._log()
+        last, lines = self._log()
         self._pause = min(self._pause * 1.5, _LONGEST)
         self._due = time.monotonic() + self._pause
         said = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return said if containers >= ENOUGH else ""
+        return said if ended(last) >= _ENOUGH else ""
 
     def keep(self, call: str) -> None:
         """Keep what the containers printed where `Job.logs` looks for it."""
@@ -62,14 +65,19 @@ class Startup:
             make_private(path.parent)
             write_atomic(path, "\n".join([*lines, ""]).encode("utf-8", "surrogateescape"))
 
-    def _log(self) -> tuple[int, list[str]]:
-        """How many containers wrote to the app's log, and its last lines."""
+    def _log(self) -> tuple[dict[str, float], list[str]]:
+        """When each container last wrote to the app's log, and that log's last lines."""
         modal = library()
-        containers: set[str] = set()
+        last: dict[str, float] = {}
         said: list[str] = []
         with contextlib.suppress(modal.exception.NotFoundError):  # the app is stopped
             app = modal.App.lookup(self._app, client=self._client, environment_name=self._environment)
             for entry in app.logs.tail(_ENTRIES):
-                containers.update(one for one in entry.context_ids if one.startswith("ta-"))
+                last.update((one, entry.timestamp.timestamp()) for one in entry.context_ids if one.startswith("ta-"))
                 said.append(entry.message)
-        return len(containers), "".join(said).splitlines()
+        return last, "".join(said).splitlines()
+
+
+def ended(last: Mapping[str, float]) -> int:
+    """How many containers have ended, by when each last wrote: of many that start together all may yet print."""
+    return sum(max(last.values()) - when >= _QUIET for when in last.values()) if last else 0
