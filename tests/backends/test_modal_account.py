@@ -12,6 +12,7 @@ import pytest
 import clusterkernel as ck
 from clusterkernel import errors
 from clusterkernel.backends import registry
+from clusterkernel.backends.modal import app, rates
 from clusterkernel.states import JobState
 
 # Before the fixtures of all tests take them away.
@@ -88,3 +89,38 @@ def test_a_gpu() -> None:
     job = executor(gpus_per_node="t4:1").run(["nvidia-smi", "--list-gpus"])
     assert job.wait(LIMIT) is JobState.SUCCEEDED
     assert "T4" in job.logs()
+
+
+# What nobody could tell without an account: see the assumptions in tests/clusters/modal_*.py.
+
+
+def test_the_workspace_s_rates_are_understood() -> None:
+    found = rates.ask(30.0)
+    assert {"H100", rates.CPU, rates.MEMORY} <= found.own, rates._told()
+
+
+def test_an_image_that_cannot_be_built() -> None:
+    job = executor(modal=["--pip=no-such-package-of-anybody"]).submit(int)
+    assert job.wait(LIMIT) is JobState.LAUNCH_FAILED
+    assert job.reason.startswith("The image cannot be built: ")
+    assert "no-such-package-of-anybody" in job.logs()
+
+
+@pytest.mark.parametrize("line", ["import not_in_the_image", "import os; os.write(2, b'bye\\n'); os._exit(127)"])
+def test_containers_that_cannot_start(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    written = app.text
+    monkeypatch.setattr(app, "text", lambda *a, **k: f"{written(*a, **k)}\n\nif not modal.is_local():\n    {line}\n")
+    job = executor().submit(int)
+    assert job.wait(LIMIT) is JobState.LAUNCH_FAILED, job.reason
+    assert "Its containers end before they take the job" in job.reason
+
+
+def test_a_job_that_needs_more_memory_than_it_may_have() -> None:
+    job = executor(memory="512M", memory_limit="1G").submit(lambda: len(b"x" * (4 << 30)))
+    assert job.wait(LIMIT) in (JobState.OUT_OF_MEMORY, JobState.DIED), job.reason
+
+
+def test_setup_lines_that_fail() -> None:
+    job = executor(setup=["echo so", "no-such load cuda"]).submit(int)
+    assert job.wait(LIMIT) is JobState.LAUNCH_FAILED
+    assert "The setup line no-such load cuda failed with exit code 127" in job.reason
