@@ -32,7 +32,7 @@ _USAGE: Final = (
 _SAMPLED: Final = ("cpu_percent", "rss_mib", "gpus")
 _JOBS: Final = (
     "id", "name", "state", "backend", "platform_id", "created",
-    "started", "ended", "runtime", "nodes", "gpus", "reason",
+    "started", "ended", "runtime", "nodes", "gpus", "tags", "reason",
 )  # fmt: skip
 
 
@@ -207,7 +207,8 @@ def jobs_frame(rows: Iterable[Any], *, now: float | None = None) -> pd.DataFrame
     -------
     DataFrame
         ``id``, ``name``, ``state``, ``backend``, ``platform_id``, ``created``, ``started``, ``ended`` (UTC, missing
-        before they come), ``runtime`` (timedelta64[ns], so far where it runs), ``nodes``, ``gpus`` (Int64), ``reason``.
+        before they come), ``runtime`` (timedelta64[ns], so far where it runs), ``nodes``, ``gpus`` (Int64), ``tags``
+        (with commas between them), ``reason``.
     """
     import pandas as pd
 
@@ -224,6 +225,7 @@ def jobs_frame(rows: Iterable[Any], *, now: float | None = None) -> pd.DataFrame
     columns["created"] = _times(column("created"))
     columns["started"], columns["ended"] = started, ended
     columns["runtime"] = (until - started).clip(lower=pd.Timedelta(0)).astype("timedelta64[ns]")
+    columns["tags"] = _texts(", ".join(tags or ()) for tags in column("tags"))
     columns["nodes"], columns["gpus"] = _counts(column("nodes", 1)), _counts(column("gpus", 0))
     frame = pd.DataFrame({name: columns[name] for name in _JOBS})
     frame.attrs["clusterkernel"] = True  # notebooks show its texts in full
@@ -267,7 +269,7 @@ def _counts(values: list[Any]) -> pd.Series[Any]:
     return pd.Series(whole, dtype="Int64")
 
 
-def _texts(values: list[Any]) -> pd.Series[Any]:
+def _texts(values: Iterable[Any]) -> pd.Series[Any]:
     import pandas as pd
 
     return pd.Series([None if value is None else str(value) for value in values], dtype="string")

@@ -59,6 +59,7 @@ def summary(job: Job, tail: int) -> JobView:
         counts=spec.describe(job.spec),
         nodes=job.spec.resources.nodes,
         gpus=job.spec.gpus,
+        tags=tuple(job.spec.tags),
         node=_nodes(truth),
         rank=truth.rank,
         created=job.record.created,

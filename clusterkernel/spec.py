@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from clusterkernel.units import GpuRequest, format_duration
+from clusterkernel.units import GpuRequest, format_duration, format_memory
 
 __all__ = [
     "Array",
@@ -233,7 +233,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def describe(spec: JobSpec) -> str:
-    """The counts, their product and the limit: ``2 nodes x 8 H100 = 16 GPUs, at most 4h``."""
+    """The counts, their products and the limits: ``2 nodes x 8 H100 = 16 GPUs, 16 ranks, at most 4h``."""
     nodes = spec.resources.nodes
     head = f"{nodes} node{'s' if nodes > 1 else ''}"
     if gpus := spec.resources.gpus_per_node:
@@ -243,11 +243,15 @@ def describe(spec: JobSpec) -> str:
     else:
         text = head
     ranks = nodes * spec.ranks_per_node
-    if ranks != (spec.gpus or 1):
+    if ranks == spec.gpus and ranks > 1:
+        text += f", {ranks} ranks"
+    elif ranks != (spec.gpus or 1):
         text += f", {nodes} x {spec.ranks_per_node} = {ranks} rank{'s' if ranks > 1 else ''}"
     if cpus := spec.resources.cpus_per_task:
         product = f"{ranks} x {cpus} = " if ranks > 1 else ""
         text += f", {product}{ranks * cpus} CPU{'s' if ranks * cpus > 1 else ''}"
+    if memory := spec.resources.memory:
+        text += f", {format_memory(memory)}" + (" on each" if nodes > 1 else "")
     if spec.array:
         text += f", {spec.array.size} array task{'s' if spec.array.size > 1 else ''}"
     if spec.schedule.time:

@@ -42,6 +42,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         The counts and their product: ``2 nodes x 8 H100 = 16 GPUs``.
     stale_since : float or None
         Since when nothing was heard of it; the state is the last one known.
+    tags : tuple of str
+        What it was sent with to be found by.
     node : str
         The nodes that it runs on, the first few by name.
     rank : int
@@ -78,6 +80,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     counts: str = ""
     nodes: int = 1
     gpus: int = 0
+    tags: tuple[str, ...] = ()
     node: str = ""
     rank: int = 0
     created: float | None = None

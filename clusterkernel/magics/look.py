@@ -78,7 +78,11 @@ def jobs(kernel: ClusterKernel, args: argparse.Namespace) -> pd.DataFrame:
     word = (args.state or "").upper()
     if word and word not in JobState.__members__:
         raise UsageError(f"--state = {args.state!r} is not a state. {nearest(word, JobState.__members__)}")
-    views = [view for view in submission.summaries() if not word or view.state is JobState[word]]
+    views = [
+        view
+        for view in submission.summaries()
+        if (not word or view.state is JobState[word]) and (not args.tag or args.tag in view.tags)
+    ]
     if not args.all:
         last = {view.id for view in [view for view in views if view.state.terminal][-_RECENT:]}
         views = [view for view in views if not view.state.terminal or view.id in last]
@@ -216,10 +220,11 @@ def accounting(kernel: ClusterKernel, args: argparse.Namespace) -> pd.DataFrame:
 
 DETAILS: Final = {
     "jobs": Details(
-        ("%cluster_jobs", "%cluster_jobs --all --state FAILED"),
+        ("%cluster_jobs", "%cluster_jobs --all --state FAILED", "%cluster_jobs --tag sweep-3"),
         (
             Option(("-a", "--all"), "all", "All jobs there are.", Values.NONE),
             Option(("--state",), "state", "Only those in this state.", Values.STATE, "RUNNING"),
+            Option(("--tag",), "tag", "Only those that were sent with this tag (--tags).", Values.TEXT, "sweep-3"),
         ),
         jobs,
     ),

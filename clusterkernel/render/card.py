@@ -96,9 +96,11 @@ def _names(view: JobView, around: Around) -> str:
             parts.append(say("{name} (was never set)", name=name))
         else:
             parts.append(say("{name} (not there yet)", name=name))
-    others = [name for name in view.outputs if name not in view.bind]
-    if others and view.state.terminal:
-        parts.append(say("also saved: {names}", names=_some(others, 6)))
+    others = [name for name in view.outputs if name not in view.bind] if view.state.terminal else []
+    if saved := [name for name in others if not view.outputs[name].error]:
+        parts.append(say("also saved: {names}", names=_some(saved, 6)))
+    if failed := [name for name in others if view.outputs[name].error]:
+        parts.append(say("not saved: {names}", names=_some(failed, 6)))
     return ", ".join(parts)
 
 

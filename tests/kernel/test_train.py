@@ -256,6 +256,13 @@ def test_a_cancelled_job_tells_the_reason_and_no_traceback(kernel: Kernel, tmp_p
     assert "Terminated" not in card
 
 
+def test_a_job_is_found_by_its_tag(kernel: Kernel) -> None:
+    kernel.good("%%cluster_train --tags sweep-3,lr --as job\n1")
+    kernel.good("%%cluster_train --tags sweep-4\n2")
+    assert kernel.value("list(get_ipython().run_line_magic('cluster_jobs', '--tag sweep-3')['id'])") == ["1"]
+    assert kernel.value("list(get_ipython().run_line_magic('cluster_jobs', '')['tags'])") == ["sweep-3, lr", "sweep-4"]
+
+
 def test_line_magics_in_turn(kernel: Kernel) -> None:
     kernel.good("lr = 0.5")
     kernel.good("%%cluster_train -o twice --as job --wait\nimport sys\nprint('out')\nprint('err', file=sys.stderr)\n"

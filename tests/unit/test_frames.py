@@ -24,7 +24,7 @@ USAGE = {
 JOBS = {
     "id": "string", "name": "string", "state": "string", "backend": "string", "platform_id": "string",
     "created": "datetime64[ns, UTC]", "started": "datetime64[ns, UTC]", "ended": "datetime64[ns, UTC]",
-    "runtime": "timedelta64[ns]", "nodes": "Int64", "gpus": "Int64", "reason": "string",
+    "runtime": "timedelta64[ns]", "nodes": "Int64", "gpus": "Int64", "tags": "string", "reason": "string",
 }  # fmt: skip
 START = 1_700_000_000.0
 

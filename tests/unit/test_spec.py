@@ -15,10 +15,12 @@ from clusterkernel.units import GpuRequest
     ("values", "text"),
     [
         ({}, "1 node"),
-        ({"nodes": 2, "gpus_per_node": "h100:8"}, "2 nodes x 8 H100 = 16 GPUs"),
-        ({"nodes": 2, "gpus": "16xh100"}, "2 nodes x 8 H100 = 16 GPUs"),
+        ({"nodes": 2, "gpus_per_node": "h100:8"}, "2 nodes x 8 H100 = 16 GPUs, 16 ranks"),
+        ({"nodes": 2, "gpus": "16xh100"}, "2 nodes x 8 H100 = 16 GPUs, 16 ranks"),
         ({"gpus_per_node": 1}, "1 node x 1 GPU = 1 GPU"),
-        ({"gpus_per_node": 4}, "1 node x 4 GPUs = 4 GPUs"),
+        ({"memory": "64G"}, "1 node, 64G"),
+        ({"nodes": 2, "memory": "1500M"}, "2 nodes, 2 x 1 = 2 ranks, 1500M on each"),
+        ({"gpus_per_node": 4}, "1 node x 4 GPUs = 4 GPUs, 4 ranks"),
         ({"nodes": 3}, "3 nodes, 3 x 1 = 3 ranks"),
         ({"nodes": 2, "tasks_per_node": 4}, "2 nodes, 2 x 4 = 8 ranks"),
         ({"gpus_per_node": 2, "tasks_per_node": 1}, "1 node x 2 GPUs = 2 GPUs, 1 x 1 = 1 rank"),
@@ -27,7 +29,7 @@ from clusterkernel.units import GpuRequest
         ({"cpus_per_task": 1}, "1 node, 1 CPU"),
         (
             {"nodes": 2, "gpus_per_node": "a100:4", "cpus_per_task": 8},
-            "2 nodes x 4 A100 = 8 GPUs, 8 x 8 = 64 CPUs",
+            "2 nodes x 4 A100 = 8 GPUs, 8 ranks, 8 x 8 = 64 CPUs",
         ),
     ],
 )
