@@ -82,8 +82,8 @@ def summary(job: Job, tail: int) -> JobView:
 
 
 def _nodes(truth: TaskTruth) -> str:
-    """The nodes of a job, the first few by name."""
-    names = list(dict.fromkeys(filter(None, truth.hosts.values())))
+    """The nodes of a job in the order of its ranks, the first few by name."""
+    names = list(dict.fromkeys(filter(None, (truth.hosts[rank] for rank in sorted(truth.hosts)))))
     if len(names) < 2:
         return truth.node
     rest = len(names) - _NODES
