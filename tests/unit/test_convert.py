@@ -362,3 +362,24 @@ def test_an_app_tells_the_time_that_it_asks_for() -> None:
     assert "timeout=86400" in done.text
     assert "at most 1d" in done.text
     assert "2d" not in done.text
+
+
+# -- what runs stays what it was ----------------------------------------------------------------
+
+
+def with_trap(trap: str) -> str:
+    return convert(f"#!/bin/bash\n#SBATCH --signal=B:USR1@60\n{trap}srun ./train.sh\n", "slurm").text
+
+
+@pytest.mark.parametrize("trap", ["", "trap 'touch trapped' USR1\n", "trap 'touch trapped' SIGUSR1\n"])
+def test_a_script_with_a_signal_ends_as_its_training_does(tmp_path: Path, trap: str) -> None:
+    text = with_trap(trap)
+    train = tmp_path / "train.sh"
+    # with a trap: the signal comes while the training runs, which ends long after the trap
+    signalled = "kill -USR1 $PPID\nuntil [ -e trapped ]; do sleep 0.01; done\n" if trap else ""
+    train.write_text(f"#!/bin/bash\n{signalled}exit 7\n")
+    train.chmod(0o755)
+    done = subprocess.run(["bash", "-c", text], cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 7
+    assert ("./train.sh &\n" in text) is bool(trap)
+    assert convert(text, "slurm").text == text

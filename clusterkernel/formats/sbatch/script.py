@@ -9,6 +9,7 @@ of both.
 from __future__ import annotations
 
 import re
+import signal as signals
 from collections.abc import Mapping
 from typing import Final
 
@@ -70,6 +71,10 @@ _OF_SHAPE: Final[Mapping[str, tuple[str, ...]]] = {
     "exclusive": ("exclusive",),
 }
 
+# A bare `wait` would end with 0 whatever happened; a trapped signal ends `wait` before the step has ended, and a
+# step that has ended tells its status again.
+_WAIT: Final = ("# Again after a trapped signal; the status is the step's own.", "wait $!", "wait $!", "wait $!")
+
 
 def write(spec: JobSpec, program: Program) -> Written:
     """The script of a job.
@@ -90,7 +95,10 @@ def write(spec: JobSpec, program: Program) -> Written:
     spec = _sendable(by_name(spec, report), report)
     options = _options(spec, program, report)
     lines = ["#!/bin/bash", *(f"#SBATCH {option.text}" for option in options.values())]
-    lines += body(spec, program, options, report)
+    written = body(spec, program, _of_shell(spec, program, options), report)
+    if written[-1] == "wait":
+        written[-1:] = _WAIT
+    lines += written
     _tell(spec, program, options, report)
     rows = report.rows(spec, program, "Slurm has no place for it.")
     return Written(text="\n".join(lines) + "\n", fields=rows)
@@ -107,6 +115,28 @@ def _sendable(spec: JobSpec, report: Report) -> JobSpec:
         report.changed("name", "--job-name", name, "Slurm keeps one line of at most 200 bytes.")
         spec = msgspec.structs.replace(spec, name=name)
     return spec
+
+
+def _of_shell(spec: JobSpec, program: Program, options: Mapping[str, Option]) -> Mapping[str, Option]:
+    """The options as the lines need them: the last step stands in the background only where a trap has to run."""
+    signal = options.get("signal")
+    if signal is None or "B" not in (signal.value or "").partition(":")[0]:
+        return options
+    name = (signal.value or "").partition(":")[2].partition("@")[0]
+    trap = re.compile(rf"\btrap\b.*?\b(?:SIG)?(?:{re.escape(name)}|{_number(name)})\b", re.DOTALL)
+    texts = [*spec.environment.setup, *(step.shell for step in program.steps)]
+    if any(trap.search(text) for text in texts):
+        return options
+    return {key: option for key, option in options.items() if key != "signal"}
+
+
+def _number(name: str) -> str:
+    """The other way to write a signal."""
+    if name.isdecimal():
+        known = int(name) in {item.value for item in signals.Signals}
+        return signals.Signals(int(name)).name.removeprefix("SIG") if known else name
+    plain = name.upper().removeprefix("SIG")
+    return str(signals.Signals[f"SIG{plain}"].value) if f"SIG{plain}" in signals.Signals.__members__ else plain
 
 
 # -- options ------------------------------------------------------------------------------
