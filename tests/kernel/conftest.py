@@ -79,11 +79,19 @@ class Kernel:
     """A running kernel and its front end."""
 
     def __init__(self, env: dict[str, str], cwd: Path) -> None:
-        self.manager = KernelManager(kernel_name="python3")
-        self.manager.start_kernel(env=env, cwd=str(cwd))
-        self.client = self.manager.blocking_client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=CEILING)
+        for attempt in range(3):  # a port that its manager found free may be another's by the time it is taken
+            self.manager = KernelManager(kernel_name="python3")
+            self.manager.start_kernel(env=env, cwd=str(cwd))
+            self.client = self.manager.blocking_client()
+            self.client.start_channels()
+            try:
+                self.client.wait_for_ready(timeout=CEILING)
+                break
+            except RuntimeError:
+                if attempt == 2 or self.manager.is_alive():
+                    raise
+                self.client.stop_channels()
+                self.manager.cleanup_resources()
         self.updates: list[dict[str, Any]] = []
         self.strays: list[dict[str, Any]] = []
         self._early: dict[str, list[dict[str, Any]]] = {}

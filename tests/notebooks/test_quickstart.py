@@ -43,7 +43,7 @@ TABLES = {
 }  # fmt: skip
 COLUMNS = [
     "id", "item", "name", "state", "backend", "platform_id", "created", "started", "ended", "runtime", "nodes", "gpus",
-    "reason", "loss", "accuracy", "learning_rate", "step", "epoch",
+    "tags", "reason", "loss", "accuracy", "learning_rate", "step", "epoch",
 ]  # fmt: skip
 
 # Told by the kernel after the last cell.
