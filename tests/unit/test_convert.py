@@ -383,3 +383,24 @@ def test_a_script_with_a_signal_ends_as_its_training_does(tmp_path: Path, trap: 
     assert done.returncode == 7
     assert ("./train.sh &\n" in text) is bool(trap)
     assert convert(text, "slurm").text == text
+
+
+@pytest.mark.parametrize(
+    ("lines", "kept"),
+    [
+        (["nvidia-smi -l 10 > gpu.log &", "python a.py"], "nvidia-smi -l 10 > gpu.log &\npython a.py"),
+        (
+            ["M=small", '[[ -n "$BIG" ]] && M=big', "python a.py --model $M"],
+            'M=small\n[[ -n "$BIG" ]] && M=big\npython a.py --model $M',
+        ),
+        (
+            ["M=slow", 'if [ "$FAST" = 1 ]; then M=fast; fi', "python a.py --mode $M"],
+            'M=slow\nif [ "$FAST" = 1 ]; then M=fast; fi\npython a.py --mode $M',
+        ),
+        (["source activate env && python a.py"], "source activate env || exit\npython a.py"),
+        (["X=1", "let X+=1", "python a.py $X"], "X=1\nlet X+=1\npython a.py $X"),
+    ],
+)
+def test_what_only_a_shell_knows_is_left_to_it(lines: list[str], kept: str) -> None:
+    text = "\n".join(["#!/bin/bash", "#SBATCH -N1 --gpus-per-node=1 -t 60", *lines, ""])
+    assert convert(text, "slurm").text.rstrip().endswith(kept)

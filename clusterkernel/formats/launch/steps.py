@@ -80,7 +80,7 @@ class _Maker(Teller):
             self.made.interpreter = launch.interpreter
             self._row(line, "python", launch.interpreter, "interpreter")
         shell = self._meeting_names(launch.shell)
-        if part.may_fail or (number < len(self._body.parts) - 1 and self._goes_on(launch, runs)):
+        if part.may_fail or (not part.guards and number < len(self._body.parts) - 1 and self._goes_on(launch, runs)):
             shell += " || true"
         step = Step(
             name=self._named(launch.axolotl or "run"), shell=shell, runs=runs, launched=launched, launcher_args=args

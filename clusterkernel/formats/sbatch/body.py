@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -15,9 +16,11 @@ from clusterkernel.formats.launch.lines import is_launch, take_apart
 from clusterkernel.formats.model import How, SourceField
 from clusterkernel.formats.sbatch.kept import DERIVED, Body, Found, Keeper, fits, several, without_substitutions
 from clusterkernel.formats.sbatch.steps import RETRY
+from clusterkernel.formats.shell import effects
 from clusterkernel.formats.shell.pieces import Word
 from clusterkernel.formats.shell.values import Variables, assignment
 from clusterkernel.formats.shell.words import Kind, Statement, statements
+from clusterkernel.spec import Launcher
 
 __all__ = ["read"]
 
@@ -31,6 +34,8 @@ _DEFAULT: Final = re.compile(r"\$\{(\w+):?=([^{}]*)\}", re.ASCII)
 #: Behind a command that may fail; no word of a person's.
 _OR_TRUE: Final = ("||", "true")
 _EXPORTS: Final = frozenset({"export", "declare", "typeset", "readonly", "local"})
+#: In the environment of each shell, so that an assignment changes it there.
+_EXPORTED: Final = frozenset("HOME LANG LD_LIBRARY_PATH PATH SHELL TMPDIR USER".split())
 #: Of no use behind the last launch, since a script ends there anyway.
 _ENDS: Final = frozenset({"wait", "exit", "echo", "date", "printf", ":", "true"})
 
@@ -64,15 +69,21 @@ def read(
 
 
 class _Walker(Keeper):
+    def __init__(self, name: str, values: Mapping[str, str], chdir: str) -> None:
+        super().__init__(name, values, chdir)
+        self._rest: Sequence[Sequence[Statement]] = ()  # chains behind the one at hand
+        self._background = False  # something was passed on that runs on
+        self._exports_all = False
+
     def walk(self, found: Sequence[Statement]) -> None:
         """All statements, chain by chain."""
-        chain: list[Statement] = []
+        chains: list[list[Statement]] = []
         for statement in found:
-            if chain and not statement.before:
-                self._chain(chain)
-                chain = []
-            chain.append(statement)
-        if chain:
+            if not statement.before or not chains:
+                chains.append([])
+            chains[-1].append(statement)
+        for number, chain in enumerate(chains):
+            self._rest = chains[number + 1 :]
             self._chain(chain)
 
     # -- chains -----------------------------------------------------------------------
@@ -87,9 +98,8 @@ class _Walker(Keeper):
             self._opaque(chain)
         elif operators == {"||"} and chain[0].words[:1] == ("cd",) and chain[1].words[:1] == ("exit",):
             self._simple(chain[0])
-        elif operators <= {"&&"}:
-            for statement in chain:
-                self._simple(statement)
+        elif operators == {"&&"}:
+            self._all_of(chain)
         elif not any(self._launches(statement) for statement in chain):
             self._opaque(chain)
         elif self._launches(chain[0]) and not any(self._launches(statement) for statement in chain[1:]):
@@ -105,6 +115,42 @@ class _Walker(Keeper):
                     self._row(statement.line, key, statement.text, None, why="A job ends where its step fails.")
         else:
             self._refuse(chain)
+
+    def _all_of(self, chain: Sequence[Statement]) -> None:
+        """What is joined by &&: each runs only if those before it did well."""
+        launches = any(self._launches(statement) for statement in chain)
+        background = chain[-1].background
+        if background and (not launches or self._goes_on()):
+            self._refuse(chain) if launches else self._opaque(chain)
+            return
+        while len(chain) > 1 and _succeeds(chain[0]):
+            self._simple(chain[0])
+            chain = chain[1:]
+        if len(chain) == 1:
+            self._simple(chain[0])
+        elif not launches:
+            self._opaque(chain)
+        elif self._goes_on():
+            self._refuse(chain)  # what comes behind would run in any case
+        else:
+            for statement in chain[:-1]:
+                if self._launches(statement) or _succeeds(statement):
+                    self._simple(statement, guards=True)
+                else:
+                    text = f"{self._hidden_words(statement)} || exit"
+                    self._pass_on(statement.line, text, key=statement.words[0] if statement.words else text)
+            self._simple(chain[-1])
+
+    def _goes_on(self) -> bool:
+        """Whether something runs behind this chain that does more than to print."""
+        return any(not self._ends(statement) for chain in self._rest for statement in chain)
+
+    def _ends(self, statement: Statement) -> bool:
+        """Whether a command only prints, waits or ends the script."""
+        prints = all(re.search(r"&[12]$|/dev/(null|stdout|stderr)$", redirect) for redirect in statement.redirects)
+        if statement.words[:1] == ("wait",):
+            return not self._background
+        return statement.words[:1] != () and statement.words[0] in _ENDS and prints and not statement.background
 
     def _launches(self, statement: Statement) -> bool:
         return statement.kind is Kind.SIMPLE and is_launch(self.variables.words(statement.words[:4]))
@@ -129,10 +175,14 @@ class _Walker(Keeper):
 
     # -- simple commands --------------------------------------------------------------
 
-    def _simple(self, statement: Statement) -> None:
+    def _simple(self, statement: Statement, *, guards: bool = False) -> None:
         raw = statement.words
         self.variables.place = f"{self._name}, line {statement.line}"
-        if not raw:
+        if statement.background and (not self._launches(statement) or self._beside(statement)):
+            self._background = True
+            text = f"{self._hidden_words(statement)} &" if "\n" not in statement.text else f"{{ {statement.text}\n}} &"
+            self._pass_on(statement.line, text, key=raw[0] if raw else "&", sets=())
+        elif not raw:
             self._pass_on(statement.line, statement.text, key=statement.text.split(None, 1)[0])
         elif all(map(assignment, raw)):
             for word in raw:
@@ -142,9 +192,26 @@ class _Walker(Keeper):
         elif raw[0] == "cd" and len(raw) == 2:
             self._cd(statement)
         elif self._launches(statement):
-            self._launch(statement)
+            self._launch(statement, guards=guards)
         else:
             self._other(statement)
+
+    def _beside(self, statement: Statement) -> bool:
+        """Whether a launch runs beside one behind it, which a job without Slurm can do on one node only."""
+        for other in (one for chain in self._rest for one in chain):
+            if other.words[:1] == ("wait",) or (other.kind is Kind.BLOCK and re.search(r"\bwait\b", other.text)):
+                return False
+            if self._launches(other):
+                if other.background:
+                    return False  # refused with both lines
+                launch = take_apart(statement, self.variables, self._name)
+                if launch.srun is None and launch.mpirun is None and launch.launcher is Launcher.NONE:
+                    return True
+                raise FormatError(
+                    f"{self._name}, line {other.line}: it runs beside what line {statement.line} launches.",
+                    hint="Only Slurm can part a job so: give each a script of its own.",
+                )
+        return False
 
     @staticmethod
     def _exports(raw: Sequence[str]) -> bool:
@@ -152,8 +219,16 @@ class _Walker(Keeper):
 
     def _other(self, statement: Statement) -> None:
         raw = statement.words
-        if self.body.parts and raw[0] in _ENDS and self._launched:
-            self._row(statement.line, raw[0], statement.text, None, why="A job ends behind its last step.")
+        if self._launched and self._ends(statement):
+            prints = raw[0] in ("echo", "date", "printf")
+            if prints and self._goes_on():
+                self._row(statement.line, raw[0], statement.text, None, How.CHANGED, "It only prints.")
+            elif raw[0] == "exit" and raw[1:2] and "$" not in raw[1]:
+                self._row(
+                    statement.line, "exit", statement.text, None, How.CHANGED, "A job ends as its last step does."
+                )
+            else:
+                self._row(statement.line, raw[0], statement.text, None, why="A job ends behind its last step.")
             return
         if raw[0] == ":" and (must := [found for word in raw[1:] for found in _MUST.findall(word)]):
             for name in must:
@@ -161,8 +236,12 @@ class _Walker(Keeper):
                     self._secret(name, statement.line, f": ${{{name}:?}}", "It has to be set, and is a secret.")
             if all(secrets.is_name(name) for name in must):
                 return
+        sets = None
         if raw[0] == ":":
             self._defaults(statement)
+            sets = [name for name in effects.sets(statement.text) if self.variables.get(name) is None]
+        if raw[0] == "set":
+            self._allexport(raw)
         if raw[0] == "trap" and (again := RETRY.fullmatch(statement.text)):
             self.body.attempts, self.body.backoff = int(again[1]) + 1, int(again[2] or 0)
             self._row(statement.line, "trap", f"{self.body.attempts} starts in all", "attempts")
@@ -174,7 +253,13 @@ class _Walker(Keeper):
                 if (found := assignment(word)) and secrets.is_name(found[0]):
                     self._assign(word, statement.line, exported=True)
                     return
-        self._pass_on(statement.line, self._hidden_words(statement), key=raw[0])
+        self._pass_on(statement.line, self._hidden_words(statement), key=raw[0], sets=sets)
+
+    def _allexport(self, raw: Sequence[str]) -> None:
+        """``set -a``: what is assigned from here on is exported."""
+        for word, following in zip(raw[1:], (*raw[2:], ""), strict=True):
+            if re.fullmatch(r"[-+]\w*a\w*", word) or (re.fullmatch(r"[-+]\w*o", word) and following == "allexport"):
+                self._exports_all = word[0] == "-"
 
     def _defaults(self, statement: Statement) -> None:
         """``: "${DATA:=/data}"`` sets a variable that nobody has set."""
@@ -192,7 +277,7 @@ class _Walker(Keeper):
             self._row(statement.line, "cd", raw, None, why="A job starts in the folder that it is sent from.")
             return
         value = self.variables.value(raw)
-        if value is None or self._launched or not value or not value.isprintable():
+        if value is None or self._moved or self.body.parts or not value or not value.isprintable():
             self._pass_on(statement.line, statement.text, key="cd")
             return
         place = value if value.startswith(("/", "~")) else posixpath.join(self.body.workdir or self._chdir, value)
@@ -216,17 +301,19 @@ class _Walker(Keeper):
                 self._secret(name, statement.line, f"export {name}", "A secret is named, and never passed on.")
             elif name in self.body.meeting:
                 self._row(statement.line, f"export {name}", "", None, How.CHANGED, DERIVED)
-            elif (value := self.variables.get(name)) is not None and fits(value):
+            elif (value := self.variables.get(name)) is not None and fits(value) and self._hoists(name):
                 self._assigned.pop(name, None)
                 self.body.env[name] = value
                 self._row(statement.line, f"export {name}", value, f"env.{name}")
             else:
+                self._exported.add(name)
                 self._pass_on(statement.line, f"export {name}", key="export")
 
     def _assign(self, word: str, line: int, *, exported: bool) -> None:
         found = assignment(word)
         assert found is not None
         name, raw, added = found
+        exported = exported or self._exports_all or name in self.body.env or name in self._exported or name in _EXPORTED
         key = f"export {name}" if exported else name
         if raw.startswith("("):
             self._array(name, raw, word, line, added)
@@ -252,14 +339,20 @@ class _Walker(Keeper):
         partly = value is None and not added and self.variables.set_partly(name, raw)
         if value is not None or not partly:
             self.variables.set(name, value)
-        if exported and value is not None and fits(value):
+        if exported and value is not None and fits(value) and self._hoists(name):
             self.body.env[name] = value
             how, why = How.EXACT, ""
             if "$" in raw:
                 why = "Its variables stand there with their values."
             self._row(line, key, value, f"env.{name}", how, why)
         elif (exported and not (partly and several(raw))) or (value is None and not partly):
-            self._pass_on(line, f"export {word}" if exported else word, key=key)
+            if value is not None and "$" in raw:
+                word = f"{name}={shlex.quote(value)}"
+            if exported:
+                self._exported.add(name)
+            if name not in effects.reads(word, (name,)) and not (added and value is None):
+                self._assigned.pop(name, None)
+            self._pass_on(line, f"export {word}" if exported else word, key=key, sets=())
         else:
             self._assigned[name] = f"export {word}" if exported else word
             self._row(line, key, raw if value is None else value, None, why="Its value stands wherever it is used.")
@@ -271,6 +364,7 @@ class _Walker(Keeper):
             return
         inner = statements(raw[1:-1], name=self._name, first_line=line)
         if any(one.kind is not Kind.SIMPLE or one.redirects or one.before or one.background for one in inner):
+            self.variables.set(name, None)
             self._pass_on(line, word, key=name)
             return
         words = self.variables.words(part for one in inner for part in one.words)
@@ -281,7 +375,7 @@ class _Walker(Keeper):
 
     # -- launches ---------------------------------------------------------------------
 
-    def _launch(self, statement: Statement) -> None:
+    def _launch(self, statement: Statement, *, guards: bool) -> None:
         may_fail = statement.words[-2:] == _OR_TRUE
         if may_fail:
             statement = msgspec.structs.replace(statement, words=statement.words[:-2])
@@ -308,8 +402,17 @@ class _Walker(Keeper):
             else:
                 self._row(line, redirect, "", None, How.DROPPED, "The platform keeps what the job prints.")
         text = secrets.shown(statement.text)
-        self.body.parts.append(Found(launch, line, text, statement.background, may_fail))
+        self.body.parts.append(Found(launch, line, text, statement.background, may_fail, guards))
         self._launched = True
+
+
+def _succeeds(statement: Statement) -> bool:
+    """Whether a command goes well for sure: it goes elsewhere, which `workdir` sees to, or sets a variable."""
+    words = statement.words
+    if statement.redirects or not words:
+        return False
+    plain = not any(mark in statement.text for mark in ("$(", "`", "<(", ">("))
+    return (words[0] == "cd" and len(words) == 2) or (plain and (words[0] == "export" or all(map(assignment, words))))
 
 
 def _joined(chain: Sequence[Statement]) -> str:

@@ -12,6 +12,7 @@ import msgspec
 from clusterkernel.formats import secrets
 from clusterkernel.formats.launch.lines import Launch
 from clusterkernel.formats.model import How, SourceField
+from clusterkernel.formats.shell import effects
 from clusterkernel.formats.shell.pieces import Word
 from clusterkernel.formats.shell.values import Variables, names_in
 from clusterkernel.formats.shell.words import Statement
@@ -28,6 +29,11 @@ _MEETING_TEXT: Final = re.compile(
 )
 _ONLY_SLURM: Final = re.compile(r"(?:^|[\s;&|(`])(scontrol|squeue|sinfo|sacct|scancel|sbcast|sbatch|sstat)(?=\s)")
 DERIVED: Final = "Where the nodes meet is derived inside the job."
+#: Commands that do the same in every folder.
+_ANYWHERE: Final = frozenset(
+    ": conda date echo export false hostname mamba micromamba ml module nvidia-smi printf read set shopt sleep spack "
+    "trap true type ulimit umask uname unset which whoami".split()
+)
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -38,6 +44,7 @@ class Found(msgspec.Struct, frozen=True):
     text: str
     background: bool
     may_fail: bool
+    guards: bool = False  # what stands behind it runs only if it did well
 
 
 class Body(msgspec.Struct, kw_only=True):
@@ -86,17 +93,23 @@ class Keeper:
         self.body = Body(env={}, secrets=[], setup=[], parts=[], meeting=set(), rows=[])
         self._assigned: dict[str, str] = {}  # not exported, and so far not needed in a line
         self._launched = False
+        self._exported: set[str] = set()  # by a line that is passed on
+        self._passed: set[str] = set()  # variables that lines which are passed on set or read
+        self._settled = True  # so far nothing was passed on that sets or looks at the environment
+        self._moved = False  # a line that is passed on went elsewhere, or may depend on where it is
+        self._functions: set[str] = set()
 
     def _row(self, line: int, key: str, value: str, field: str | None, how: How = How.EXACT, why: str = "") -> None:
         self.body.rows.append(SourceField(key, secrets.shown(value), line, field, how, why))
 
-    def _pass_on(self, line: int, text: str, *, key: str) -> None:
+    def _pass_on(self, line: int, text: str, *, key: str, sets: Sequence[str] | None = None) -> None:
         hidden = self._hide(text, line, quoted=False)
         names = names_in(hidden)
-        if key in ("echo", "printf") and any(several(self._assigned.get(name, "")) for name in names):
+        sets = effects.sets(hidden) if sets is None else sets
+        if key in ("echo", "printf") and not sets and any(several(self._assigned.get(name, "")) for name in names):
             self._row(line, key, text, None, How.CHANGED, "It only prints what is launched.")
             return
-        self._need(names)
+        self._need([*effects.reads(hidden, self._assigned), *sets])
         if self.body.meeting.intersection(names) and key in ("echo", "printf", "export"):
             self._row(line, key, text, None, How.CHANGED, DERIVED)
             return
@@ -104,8 +117,26 @@ class Keeper:
         if only := _ONLY_SLURM.search(hidden):
             how, why = How.CHANGED, f"Only Slurm has {only[1]}."
         field = self._keep(hidden)
+        self._notice(key, hidden, sets)
         shown = hidden if len(hidden) <= 120 else hidden[:117] + "..."
         self._row(line, key, shown, field, how, why)
+
+    def _notice(self, key: str, text: str, sets: Sequence[str]) -> None:
+        """What a line that is passed on does to what comes behind it."""
+        for name in sets:
+            self.variables.set(name, None)
+            self._assigned.pop(name, None)
+        self._passed.update(sets, effects.mentions(text))
+        command = text.split(None, 1)[0]
+        assigns = key == command.partition("=")[0] or key.startswith("export")
+        if not effects.spawns_nothing("true" if assigns else command, text):
+            self._settled = False
+        if command not in _ANYWHERE and not assigns:
+            self._moved = True
+
+    def _hoists(self, name: str) -> bool:
+        """Whether a variable may be set before all that is passed on."""
+        return self._settled and not self.body.parts and name not in self._passed
 
     def _keep(self, text: str) -> str:
         """Put a line to the others; those that fill several lines, and all behind them, are a step of their own."""
@@ -122,7 +153,7 @@ class Keeper:
     def _need(self, names: Sequence[str]) -> None:
         """Keep the assignments that a line which is passed on reads, each behind those that it reads itself."""
         found: list[str] = []
-        todo = [name for name in names if name in self._assigned]
+        todo = [name for name in dict.fromkeys(names) if name in self._assigned]
         while todo:
             name = todo.pop()
             if (line := self._assigned.pop(name, None)) is not None:
