@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["BASETEN", "KUBERNETES", "MODAL", "MODAL_MOST", "is_amd", "plain"]
+__all__ = ["BASETEN", "KUBERNETES", "MODAL", "MODAL_MOST", "is_amd", "is_known", "plain"]
 
 # Ours -> Modal's (its GPU guide). A100 alone means the one of 40 GB there.
 MODAL: Final[Mapping[str, str]] = MappingProxyType(
@@ -97,6 +97,11 @@ _AMD: Final = re.compile(r"mi\d{2,3}[a-z]?")
 def is_amd(kind: str | None) -> bool:
     """Whether this is one of AMD's."""
     return kind is not None and _AMD.fullmatch(kind) is not None
+
+
+def is_known(kind: str) -> bool:
+    """Whether this is our name of a type that some platform has."""
+    return any(kind in names for names in (MODAL, BASETEN, KUBERNETES)) or is_amd(kind)
 
 
 def plain(name: str) -> str:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 
 from clusterkernel.errors import FormatError
 from clusterkernel.fields import build, get
+from clusterkernel.formats.convert import convert
 from clusterkernel.formats.kubernetes import writer as kubernetes
 from clusterkernel.formats.kubernetes.yaml import load
 from clusterkernel.formats.model import Format, How, Mount, Parsed, Program, Runs, Step
@@ -477,3 +478,98 @@ def test_what_is_exact_comes_back(spec: JobSpec, program: Program) -> None:
     # once more, and nothing changes any more
     again = kubernetes.read(kubernetes.write(parsed.spec, parsed.program).text, name="again.yaml")
     assert msgspec.structs.replace(again.spec, extra={}) == msgspec.structs.replace(parsed.spec, extra={})
+
+
+# -- what runs stays what it was --------------------------------------------------------------
+
+
+PLAIN = """\
+apiVersion: batch/v1
+kind: Job
+metadata: {name: a}
+spec:
+  backoffLimit: 0
+  template:
+    spec:
+      restartPolicy: Never
+      nodeSelector: {"gpu": "h100"}
+      containers:
+        - name: main
+          image: me/a:1
+          env:
+            - {name: A, value: b c}
+          command: ["python", "train.py"]
+          args: ["--idx", "$(JOB_COMPLETION_INDEX)", "--a=$(NO)$(A)"]
+          resources: {limits: {nvidia.com/gpu: 8, cpu: 64}}
+"""
+INDEXED = PLAIN.replace("  backoffLimit: 0\n", "  backoffLimit: 0\n  completions: 4\n  completionMode: Indexed\n")
+
+
+def told(text: str, to: str) -> tuple[str, dict[str, Any]]:
+    done = convert(text, to)
+    return done.text, {row.source.rpartition(".")[2]: row for row in done.rows}
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "kind"),
+    [
+        ("gpu", "h100", "h100"),
+        ("nvidia.com/gpu.product", "NVIDIA-H200", "h200"),
+        ("cloud.google.com/gke-accelerator", "nvidia-h100-80gb", "h100"),
+        ("example.org/gpu-type", "A100-SXM4-80GB", "a100-80gb"),
+        ("accelerator", "mi300x", "mi300x"),
+    ],
+)
+def test_a_label_of_gpus_is_their_type(label: str, value: str, kind: str) -> None:
+    text, _ = told(change(PLAIN, '"gpu": "h100"', f'"{label}": "{value}"'), "slurm")
+    assert f"#SBATCH --gpus-per-node={kind}:8\n" in text
+    assert "--constraint" not in text
+
+
+@pytest.mark.parametrize("label", ["gpu: 'true'", "pool: train", "example.org/accelerator: fast"])
+def test_a_label_that_sbatch_would_refuse_is_dropped(label: str) -> None:
+    text, _ = told(change(PLAIN, '"gpu": "h100"', label), "slurm")
+    assert "--constraint" not in text
+    assert "#SBATCH --gpus-per-node=8\n" in text
+    [row] = [row for row in convert(change(PLAIN, '"gpu": "h100"', label), "slurm").rows if "Selector" in row.source]
+    assert (row.how, bool(row.reason)) == (How.DROPPED, True)
+
+
+def test_a_type_without_gpus_is_dropped() -> None:
+    rows = convert(change(PLAIN, "nvidia.com/gpu: 8, ", ""), "slurm").rows
+    [row] = [row for row in rows if "nodeSelector" in row.source]
+    assert row.how is How.DROPPED
+
+
+def test_one_process_of_a_container_has_all_its_cores() -> None:
+    spec = read(PLAIN).spec
+    assert (spec.resources.tasks_per_node, spec.resources.cpus_per_task) == (1, 64)
+    text, rows = told(PLAIN, "slurm")
+    assert "--ntasks-per-node=1\n" in text
+    assert "--cpus-per-task=64\n" in text
+    assert [rows[key].how for key in ("containers[0]", "command", "args", "cpu") if key in rows] == [How.EXACT] * 3
+    assert 'tasks_per_node = "1"' in told(PLAIN, "profile")[0]
+
+
+def test_cores_in_parts_are_rounded_and_told() -> None:
+    text, rows = told(change(PLAIN, "gpu: 8, cpu: 64", "gpu: 4, cpu: 1500m"), "slurm")
+    assert "--cpus-per-task=2\n" in text
+    assert rows["cpu"].how is How.CHANGED
+
+
+@pytest.mark.parametrize(("to", "line"), [("slurm", ""), ("modal", "export SLURM_ARRAY_TASK_ID=$CK_TASK\n")])
+def test_the_index_is_the_tasks_own(to: str, line: str) -> None:
+    text, _ = told(INDEXED, to)
+    assert '--idx "${SLURM_ARRAY_TASK_ID}"' in text
+    assert "--a=$(NO)b c" in text
+    assert line in text
+
+
+def test_a_variable_of_the_index_is_set() -> None:
+    more = (
+        "            - name: I\n              valueFrom: {fieldRef: {fieldPath: "
+        "\"metadata.annotations['batch.kubernetes.io/job-completion-index']\"}}\n          command:"
+    )
+    assert read(change(INDEXED, "          command:", more)).spec.environment.setup == (
+        "export I=$SLURM_ARRAY_TASK_ID",
+    )

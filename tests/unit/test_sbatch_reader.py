@@ -320,6 +320,8 @@ def test_setup_environment_and_folder() -> None:
     assert environment.setup == (
         "module load cuda/12.4",
         "source ~/venv/bin/activate",
+        "export NCCL_DEBUG=INFO",  # again, should one of these have set it
+        "export OMP_NUM_THREADS=8",
         "export LD_LIBRARY_PATH=/opt/lib:$LD_LIBRARY_PATH",
     )
     assert environment.workdir == "runs/a"

@@ -90,8 +90,7 @@ def _expanded(text: str, names: Sequence[str]) -> str:
 
 def _word(word: str, names: Sequence[str]) -> str:
     """One word of a command that no shell reads, as bash would write it."""
-    found = _K8S.search(word)
-    if found is None or found[1] not in names:
+    if not any(name in names for name in _K8S.findall(word)):
         return shlex.quote(word.replace("$$", "$"))
     pieces = []
     for part in re.split(r"(\$\$|\$\([A-Za-z_][A-Za-z0-9_.-]*\))", word):

@@ -28,6 +28,10 @@ class Found(msgspec.Struct):
         Field -> value, as `fields.build` takes it.
     extra : list of str
         Options of ``extra["kubernetes"]``.
+    elsewhere : list of str
+        Variables of the container whose values are not known here.
+    index : str
+        Our name for what Kubernetes calls ``JOB_COMPLETION_INDEX``; empty where it sets none.
     stages : list
         Name, cores, memory and time of steps with needs of their own.
     """
@@ -46,6 +50,8 @@ class Found(msgspec.Struct):
     stages: list[tuple[str, int | None, int | None, int | None]] = []
     rows: list[SourceField] = []
     config: str = ""
+    elsewhere: list[str] = []
+    index: str = ""
 
     def row(self, tree: Tree, field: str | None, how: How = How.EXACT, reason: str = "", value: str = "") -> None:
         """Take a part of the manifest, with all that is below it, and say what became of it."""
@@ -76,7 +82,7 @@ class Found(msgspec.Struct):
         for leaf in list(tree.left()):
             self.row(leaf, None, How.DROPPED, reason)
 
-    def assumed(self, key: str, value: str, field: str, reason: str) -> None:
+    def assumed(self, key: str, value: str, field: str | None, reason: str) -> None:
         """Nobody said it."""
         self.rows.append(SourceField(key, value, None, field, How.ASSUMED, reason))
 

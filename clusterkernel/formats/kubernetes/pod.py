@@ -10,7 +10,7 @@ from clusterkernel.formats import gpu_names
 from clusterkernel.formats.container.image import image_of
 from clusterkernel.formats.kubernetes import words
 from clusterkernel.formats.kubernetes.extra import Extra, tolerations
-from clusterkernel.formats.model import Program
+from clusterkernel.formats.model import Program, Runs
 from clusterkernel.formats.reporting import Report
 from clusterkernel.spec import JobSpec, Stage
 
@@ -64,7 +64,7 @@ def container(
     if workdir and workdir.startswith("/"):
         made["workingDir"] = workdir
         report.exact("workdir", "workingDir", workdir)
-    if env := _env(spec, extra, report):
+    if env := _env(spec, program, extra, report):
         made["env"] = env
     made["resources"] = _resources(spec, extra, report)
     if mounts := _mounts(spec, program, report):
@@ -87,7 +87,7 @@ def stage_container(main: dict[str, Any], stage: Stage, spec: JobSpec, *, name: 
     return made
 
 
-def _env(spec: JobSpec, extra: Extra, report: Report) -> list[dict[str, Any]]:
+def _env(spec: JobSpec, program: Program, extra: Extra, report: Report) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     for name, value in sorted(spec.environment.env.items()):
         made.append({"name": name, "value": words.escape(value)})
@@ -95,6 +95,8 @@ def _env(spec: JobSpec, extra: Extra, report: Report) -> list[dict[str, Any]]:
     if spec.resources.tasks_per_node is not None:
         made.append({"name": RANKS, "value": str(spec.resources.tasks_per_node)})
         report.exact("tasks_per_node", f"env {RANKS}", spec.resources.tasks_per_node)
+    elif spec.ranks_per_node > 1 and not any(step.launched or step.runs is Runs.RANKS for step in program.steps):
+        made.append({"name": RANKS, "value": str(spec.ranks_per_node)})  # its one process does not say so
     for name in spec.environment.secrets:
         secret, key = secret_of(name, extra)
         made.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})

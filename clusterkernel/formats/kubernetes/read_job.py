@@ -26,6 +26,8 @@ def job(found: Found, tree: Tree, service: bool) -> tuple[int, int | None]:
     spec = tree.at("spec")
     tasks, several = _tasks(found, spec, service)
     nodes = tasks if several else 1
+    if _indexed(spec):
+        found.index = "SLURM_NODEID" if several else "SLURM_ARRAY_TASK_ID"
     kind_of(found, tree, usual=nodes == 1)
     _attempts_of_job(found, spec, tasks)
     job_spec(found, spec, in_set=False)

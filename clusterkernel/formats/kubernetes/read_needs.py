@@ -33,6 +33,11 @@ def resources(found: Found, tree: Tree) -> int:
     kind = found.values.pop("gpu type", None)
     if gpus:
         found.values["gpus_per_node"] = GpuRequest(gpus, kind)
+    elif kind is not None:
+        for number, row in enumerate(found.rows):
+            if row.field == "gpus_per_node":
+                why = "The container asks for no GPUs, and a type alone has no place: ask for some."
+                found.rows[number] = SourceField(row.key, row.value, row.line, None, How.DROPPED, why)
     _memory(found, requests.at("memory"), limits.at("memory"))
     _disk(found, requests.at("ephemeral-storage"), limits.at("ephemeral-storage"))
     _cpus(found, requests.at("cpu"), limits.at("cpu"))
@@ -117,8 +122,9 @@ def finish_cpus(found: Found) -> None:
     found.values["cpus_per_task"] = each
     if each * ranks != total:
         for number, row in enumerate(found.rows):
-            if row.field == "cpus_per_task" and row.how is How.EXACT:
+            if row.field == "cpus_per_task":
                 why = f"{total} cores do not divide by {ranks} ranks: {each} for each."
+                why = f"{row.reason} {why}" if row.reason else why
                 found.rows[number] = SourceField(row.key, row.value, row.line, row.field, How.CHANGED, why)
 
 

@@ -19,6 +19,9 @@ _GPU_LABELS: Final = (
     "gpu.nvidia.com/model",
     "gpu.nvidia.com/class",
 )
+# Names that clusters give their own labels of it.
+_GPU_NAMES: Final = frozenset("gpu gpu-type gpu-model gpu-product gpu.product accelerator accelerator-type".split())
+_NO_TYPE: Final = "It names no type of GPU that is known here: write the type to the count of the GPUs, as h100:8."
 _KEPT: Final = {  # of the pod -> an option of ours
     "serviceAccountName": "service-account",
     "runtimeClassName": "runtime-class",
@@ -72,9 +75,8 @@ def placement(found: Found, spec: Tree) -> None:
         value = str(tree.value)
         if key in (ZONE, REGION):
             found.exact(tree, "zone" if key == ZONE else "region", value)
-        elif key in _GPU_LABELS:
-            found.values["gpu type"] = gpu_names.plain(value)
-            found.row(tree, "gpus_per_node")
+        elif key in _GPU_LABELS or _is_gpu_name(key):
+            _gpu_type(found, tree, key, [value])
         else:
             constraint.append(f"{key}={value}")
             found.row(tree, "constraint")
@@ -90,15 +92,8 @@ def placement(found: Found, spec: Tree) -> None:
 def _expression(found: Found, item: Tree, constraint: list[str]) -> None:
     key, operator, values = (item.at(name).value for name in ("key", "operator", "values"))
     values = [str(value) for value in values or []]
-    if key in _GPU_LABELS and operator == "In" and values:
-        kinds = {gpu_names.plain(value) for value in values}
-        known = next((ours for ours, all_ in gpu_names.KUBERNETES.items() if set(all_) == set(values)), None)
-        kind = known or (kinds.pop() if len(kinds) == 1 else None)
-        if kind is None:
-            found.row(item, None, How.DROPPED, "Several types of GPU would do; a job here names one, or none.")
-            return
-        found.values["gpu type"] = kind
-        found.row(item, "gpus_per_node")
+    if (key in _GPU_LABELS or _is_gpu_name(str(key))) and operator == "In" and values:
+        _gpu_type(found, item, str(key), values)
     elif key in (ZONE, REGION) and operator == "In" and len(values) == 1:
         found.exact(item, "zone" if key == ZONE else "region", values[0])
     elif operator == "Exists":
@@ -109,3 +104,21 @@ def _expression(found: Found, item: Tree, constraint: list[str]) -> None:
         found.row(item, "constraint")
     else:
         found.row(item, None, How.DROPPED, "No other platform chooses nodes so.")
+
+
+def _is_gpu_name(key: str) -> bool:
+    return key.rpartition("/")[2].lower().replace("_", "-") in _GPU_NAMES
+
+
+def _gpu_type(found: Found, tree: Tree, key: str, values: list[str]) -> None:
+    """What a label says of the GPUs' type; the values of a cluster's own labels may be anything."""
+    kinds = {gpu_names.plain(value) for value in values}
+    known = next((ours for ours, all_ in gpu_names.KUBERNETES.items() if set(all_) == set(values)), None)
+    kind = known or (kinds.pop() if len(kinds) == 1 else None)
+    if kind is None:
+        found.row(tree, None, How.DROPPED, "Several types of GPU would do; a job here names one, or none.")
+    elif key not in _GPU_LABELS and not gpu_names.is_known(kind):
+        found.row(tree, None, How.DROPPED, _NO_TYPE)
+    else:
+        found.values["gpu type"] = kind
+        found.row(tree, "gpus_per_node")

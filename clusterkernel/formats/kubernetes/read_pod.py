@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ _DERIVED: Final = frozenset(
     "PET_MASTER_ADDR PET_MASTER_PORT PET_NNODES PET_NODE_RANK PET_RDZV_ENDPOINT PET_RDZV_BACKEND PET_RDZV_ID".split()
 )
 _MEETS: Final = "Where the nodes meet is derived inside the job."
+_INDEX: Final = re.compile(r"(\$\{?)JOB_COMPLETION_INDEX\b")
 _COUNTS: Final = (RANKS, "PET_NPROC_PER_NODE", "NPROC_PER_NODE")
 _MAIN: Final = ("main", "node", "trainer", "pytorch", "master", "worker", "training")
 
@@ -129,9 +131,15 @@ def environment(found: Found, tree: Tree) -> None:
                 found.row(item, f"secrets.{name}", How.CHANGED if not all(given) else How.EXACT, why, "/".join(given))
         elif name in _COUNTS and str(value).isdigit():
             found.exact(item, "tasks_per_node", int(str(value)))
+        elif found.index and "job-completion-index" in str(source.at("fieldRef", "fieldPath").value):
+            found.setup.append(f"export {name}=${found.index}")
+            found.elsewhere.append(name)
+            found.row(item, f"setup.{len(found.setup) - 1}", value=name)
         elif name in _DERIVED or source.at("fieldRef").value or source.at("resourceFieldRef").value:
+            found.elsewhere.append(name)
             found.row(item, None, How.CHANGED, _MEETS if name in _DERIVED else "It is known inside the job only.")
         elif source.value is not None:
+            found.elsewhere.append(name)
             found.row(item, None, How.DROPPED, "Its value lies in another object of the cluster.", value=name)
         else:
             _literal(found, item, name, "" if value is None else value)
@@ -167,18 +175,29 @@ def command(found: Found, argv: Tree, args: Tree, shape: Shape, *, each: bool) -
             why = "The image's own command runs, which is known to the image alone: name it for other platforms."
             found.assumed("command", "", "program.steps", why)
         return
-    names = [*found.env, *found.secrets]
+    names = [*found.env, *found.secrets, *found.elsewhere, *(["JOB_COMPLETION_INDEX"] if found.index else [])]
     text = container_reader.script_of(given, names)
+    if found.index:
+        text = _INDEX.sub(rf"\1{found.index}", text)
     last = args if args.value else argv
     place = last.at(len(last.value) - 1)
     line = (place.line or 0) + ("\n" in text)
     ran = container_reader.read(text, name=found.name, line=line, values=found.env, shape=shape, each=each)
-    put(found, ran)
+    # The words that a manifest names are the command: they have one row.
+    put(found, msgspec.structs.replace(ran, rows=tuple(row for row in ran.rows if row.key != "command")))
+    field = f"program.steps.{len(found.steps) - 1}" if ran.steps else None
     for tree in (argv, args):
         if tree.value:
-            found.row(tree, "program.steps", value=" ".join(tree.value))
-    if ran.ranks is not None and "tasks_per_node" not in found.values and ran.ranks != (shape.gpus or 1):
-        found.values["tasks_per_node"] = ran.ranks
+            why = "" if ran.steps else "Its lines are told one by one."
+            found.row(tree, field, reason=why, value=" ".join(tree.value))
+    if "tasks_per_node" in found.values:
+        return
+    if ran.ranks is not None:
+        if ran.ranks != (shape.gpus or 1):
+            found.values["tasks_per_node"] = ran.ranks
+    elif shape.gpus > 1 and ran.steps and not any(one.launched or one.runs is Runs.RANKS for one in ran.steps):
+        found.values["tasks_per_node"] = 1
+        found.assumed("ranks", "1", None, "A container starts one process, which has all of its GPUs.")
 
 
 def put(found: Found, ran: container_reader.Ran) -> None:

@@ -29,6 +29,8 @@ def job_set(found: Found, job: Tree, service: bool) -> tuple[int, int | None]:
             _part_before(found, part, main)
     template = main.at("template", "spec")
     nodes = (found.count(main.at("replicas")) or 1) * (found.count(template.at("parallelism")) or 1)
+    if template.at("completionMode").value == "Indexed":
+        found.index = "SLURM_NODEID"
     kind_of(found, job, usual=nodes > 1)
     for key in ("name", "replicas", "groupName"):
         if main.at(key).value is not None:

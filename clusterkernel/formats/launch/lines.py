@@ -120,7 +120,7 @@ def is_launch(words: Sequence[Word]) -> bool:
         return len(rest) > 1 and posixpath.basename(rest[1]) not in SETUP
     if head.startswith("python") and rest[1:3] in (["-m", "pip"], ["-m", "venv"]):
         return False
-    if head in ("uv", "poetry", "pixi"):
+    if head in ("uv", "poetry", "pixi", "conda", "mamba", "micromamba"):
         return rest[1:2] == ["run"]
     return head not in SETUP
 

@@ -206,4 +206,4 @@ def _rest(word: Word, value: str) -> Word:
     if word.value is not None:
         return Word(value, value)
     quoted = word.shell.startswith('"') and word.shell.endswith('"') and not value.startswith('"')
-    return Word(f'"{value}' if quoted else value, None)
+    return Word(f'"{value}' if quoted else value, None, word.inner.partition("=")[2])

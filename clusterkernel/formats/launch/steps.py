@@ -12,7 +12,6 @@ from clusterkernel.formats.launch.counts import (
     counts,
     runs_once,
 )
-from clusterkernel.formats.launch.lines import Launch
 from clusterkernel.formats.launch.told import Steps, Teller
 from clusterkernel.formats.model import How, Runs, Step
 from clusterkernel.formats.sbatch.kept import Body, Found
@@ -69,7 +68,8 @@ class _Maker(Teller):
         if not launch.program:
             raise FormatError(f"{self._name}, line {line}: srun starts no program.", hint="Mend that line.")
         runs, how, why = self._runs(part)
-        self._srun_options(part, runs)
+        step_name = self._named(launch.axolotl or "run")
+        self._srun_options(part, runs, step_name)
         self._mpi_options(part)
         self._container(part)
         args = self._launcher_options(part)
@@ -80,11 +80,12 @@ class _Maker(Teller):
             self.made.interpreter = launch.interpreter
             self._row(line, "python", launch.interpreter, "interpreter")
         shell = self._meeting_names(launch.shell)
-        if part.may_fail or (not part.guards and number < len(self._body.parts) - 1 and self._goes_on(launch, runs)):
-            shell += " || true"
-        step = Step(
-            name=self._named(launch.axolotl or "run"), shell=shell, runs=runs, launched=launched, launcher_args=args
-        )
+        if part.may_fail or self._goes_on(part, number, runs):
+            # What stands in a heredoc ends on a line of its own.
+            shell = f"{{ {shell}\n}} || true" if "\n" in shell else f"{shell} || true"
+        elif self._stops_here(part, number) and how is How.EXACT:
+            how, why = How.CHANGED, "What comes behind it runs only if it did well; the script goes on in any case."
+        step = Step(name=step_name, shell=shell, runs=runs, launched=launched, launcher_args=args)
         self.made.steps.append(step)
         if launched:
             key = f"axolotl --launcher {launch.launcher.value}" if launch.axolotl else launch.launcher_name
@@ -92,11 +93,17 @@ class _Maker(Teller):
         key = "srun" if launch.srun is not None else "command"
         self._row(line, key, shell, f"program.steps.{number}", how, why)
 
-    def _goes_on(self, launch: Launch, runs: Runs) -> bool:
+    def _goes_on(self, part: Found, number: int, runs: Runs) -> bool:
         """Whether the script would go on after a failure of what only prepares."""
+        launch = part.launch
         plain = launch.srun is None and launch.launcher is Launcher.NONE and not launch.axolotl
+        return plain and runs is Runs.HEAD and not part.checked and self._stops_here(part, number)
+
+    def _stops_here(self, part: Found, number: int) -> bool:
+        """Whether a failure ends the job, but not the script."""
         stops = any(re.match(r"set\b.*\s-\w*e", line) for line in self._body.setup)
-        return plain and runs is Runs.HEAD and not stops
+        behind = part.checked or number < len(self._body.parts) - 1
+        return behind and not part.guards and not part.may_fail and not stops
 
     def _runs(self, part: Found) -> tuple[Runs, How, str]:
         """Where a step runs, and how exactly that is what the script does."""
@@ -119,8 +126,22 @@ class _Maker(Teller):
         if launch.srun is None and launch.mpirun is None:
             return Runs.HEAD, How.EXACT, ""
         if launch.mpirun is not None:
+            self._check_mpirun(part)
             return Runs.RANKS, How.CHANGED, "The platform starts the ranks, and not mpirun."
         return self._runs_of_srun(part)
+
+    def _check_mpirun(self, part: Found) -> None:
+        """Refuse an mpirun that starts other processes than the job has tasks."""
+        shape, options = self._shape, {option.name: option.value for option in part.launch.mpirun or []}
+        total = next((options[name] for name in ("np", "n", "c") if name in options), None)
+        each = next((options[name] for name in ("npernode", "N", "ppn") if name in options), None)
+        for word, has, flag in ((total, shape.nodes * shape.tasks, "ntasks"), (each, shape.tasks, "ntasks-per-node")):
+            number = count_of(word, self._variables, shape)
+            if number is not None and number.isdecimal() and int(number[:9]) != has:
+                raise FormatError(
+                    f"{self._name}, line {part.line}: mpirun starts {number} processes where the job has {has}.",
+                    hint=f"Ask for them: #SBATCH --{flag}={number}",
+                )
 
     def _runs_of_srun(self, part: Found) -> tuple[Runs, How, str]:
         shape = self._shape

@@ -13,6 +13,7 @@ from clusterkernel.formats.launch.options import Option
 from clusterkernel.formats.model import How, Mount, Runs, SourceField, Step
 from clusterkernel.formats.sbatch.kept import Body, Found
 from clusterkernel.formats.sbatch.needs import Counts
+from clusterkernel.formats.shell.pieces import Word
 from clusterkernel.formats.shell.values import Variables
 
 __all__ = ["Steps", "Teller"]
@@ -37,7 +38,7 @@ class Steps(msgspec.Struct, kw_only=True):
     container: str = ""
     env: dict[str, str] = {}
     mounts: list[Mount] = []
-    srun: list[str] = []
+    srun: dict[str, list[str]] = {}  # name of a step -> further options
     rows: list[SourceField] = []
 
 
@@ -52,39 +53,44 @@ class Teller:
         self._name = name
         self._names: set[str] = set()
         self._words = 0
-        self.made = Steps(steps=[], env={}, mounts=[], srun=[], rows=[])
+        self._several = sum(isinstance(part, Found) for part in body.parts) > 1
+        self.made = Steps(steps=[], env={}, mounts=[], srun={}, rows=[])
 
     def _row(self, line: int, key: str, value: str, field: str | None, how: How = How.EXACT, why: str = "") -> None:
         self.made.rows.append(SourceField(key, secrets.shown(value), line, field, how, why))
 
-    def _srun_options(self, part: Found, runs: Runs) -> None:
+    def _srun_options(self, part: Found, runs: Runs, step: str) -> None:
         for option in part.launch.srun or []:
             key, text = f"srun --{option.name}", option.text
-            if option.name in SRUN_COUNTS:
+            if option.name in ("gpus-per-task", "ntasks-per-gpu"):
+                self._srun_option(part.line, key, option, step)  # else each task would see all GPUs
+            elif option.name in SRUN_COUNTS:
                 self._count(part.line, key, option, runs)
             elif option.name == "container-image":
                 self._image(part.line, key, option, "pyxis")
             elif option.name == "container-mounts":
-                self._bind(part.line, key, text)
+                self._bind(part.line, key, option.value)
             elif option.name == "container-workdir":
-                self.made.workdir = self.made.workdir or text
-                self._row(part.line, key, text, "workdir")
+                self._inside(part.line, key, option)
             elif option.name == "export" and option.value and option.value.value is not None:
-                self._exports(part.line, key, option.value.value)
-            elif option.name in ("jobid", "job-name", "output", "error", "input", "label", "unbuffered", "quiet"):
-                self._row(
-                    part.line, key, text, None, How.DROPPED, "It says where srun prints, or what it calls itself."
-                )
+                if option.value.value == "NONE":
+                    self._srun_option(part.line, key, option, step)
+                else:
+                    self._exports(part.line, key, option.value.value)
+            elif option.name == "jobid":
+                self._row(part.line, key, text, None, why="A step belongs to its job.")
             elif option.name == "kill-on-bad-exit":
                 self._row(part.line, key, text, None, why="The ranks of a job live and die together.")
             elif option.name in SRUN_PARTS:
                 self._row(part.line, key, text, None, How.CHANGED, "It runs on the first node.")
-            elif option.name in ("overlap", "exact", "exclusive", "wait", "verbose"):
-                self._row(part.line, key, text, None, why="It says how Slurm's own steps share the job.")
             else:
-                if " ".join(option.words) not in self.made.srun:
-                    self.made.srun.append(f"--{option.name}" if option.value is None else f"--{option.name}={text}")
-                self._row(part.line, key, text, f"program.options.srun.{option.name}")
+                self._srun_option(part.line, key, option, step)
+
+    def _srun_option(self, line: int, key: str, option: Option, step: str) -> None:
+        """What only srun understands: it stays with its step."""
+        value = "" if option.value is None else f"={option.value.inner or option.text}"
+        self.made.srun.setdefault(step, []).append(f"--{option.name}{value}")
+        self._row(line, key, option.text, f"program.options.srun-{step}.{option.name}")
 
     def _count(self, line: int, key: str, option: Option, runs: Runs) -> None:
         field = {"nodes": "nodes", "cpus-per-task": "cpus_per_task"}.get(option.name)
@@ -125,12 +131,11 @@ class Teller:
         for option in launch.container_options:
             what, text = f"{launch.container} --{option.name}", option.text
             if option.name == "bind":
-                self._bind(part.line, what, text)
+                self._bind(part.line, what, option.value)
             elif option.name == "env" and option.value and option.value.value is not None:
                 self._exports(part.line, what, option.value.value)
             elif option.name in ("pwd", "cwd"):
-                self.made.workdir = self.made.workdir or text
-                self._row(part.line, what, text, "workdir")
+                self._inside(part.line, what, option)
             elif option.name in ("nv", "rocm", "nvccli"):
                 self._row(part.line, what, text, None, why="Every platform gives a container the GPUs of its job.")
             else:
@@ -148,8 +153,13 @@ class Teller:
             how, why = How.CHANGED, "Its variables are known inside the job only."
         self._row(line, key, option.text, "image", how, why)
 
-    def _bind(self, line: int, key: str, text: str) -> None:
-        for bind in text.split(","):
+    def _inside(self, line: int, key: str, option: Option) -> None:
+        """Where a container's command starts: a folder that the node need not have."""
+        self.made.workdir = self.made.workdir or (option.value.inner or option.text if option.value else "")
+        self._row(line, key, option.text, "workdir")
+
+    def _bind(self, line: int, key: str, word: Word | None) -> None:
+        for bind in ((word.inner or word.text) if word is not None else "").split(","):
             if not bind:
                 continue
             source, _, rest = bind.partition(":")
@@ -164,6 +174,11 @@ class Teller:
             name, equals, value = pair.partition("=")
             if not equals:
                 self._row(line, key, pair, None, why="The step has the job's environment.")
+            elif self._several and {**self._body.env, **self.made.env}.get(name, value) != value:
+                raise FormatError(
+                    f"{self._name}, line {line}: {name} has another value for this launch than for others.",
+                    hint=f"Write it before the command: {name}={value} python train.py.",
+                )
             elif secrets.is_name(name) or secrets.is_value(value):
                 if name not in self._body.secrets:
                     self._body.secrets.append(name)

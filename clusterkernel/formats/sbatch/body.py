@@ -33,6 +33,10 @@ _MUST: Final = re.compile(r"\$\{(\w+):?\?[^{}]*\}", re.ASCII)
 _DEFAULT: Final = re.compile(r"\$\{(\w+):?=([^{}]*)\}", re.ASCII)
 #: Behind a command that may fail; no word of a person's.
 _OR_TRUE: Final = ("||", "true")
+#: Its operator, and its file; not a document.
+_REDIRECT: Final = re.compile(r"(\d*(?:&>>?|>\||>>?|<)\s*)([^<>&\s].*)")
+_STATUS: Final = re.compile(r"\$\?|\$\{\?\}|PIPESTATUS")
+_KEEPS_STATUS: Final = re.compile(r"""([A-Za-z_]\w*)=["']?\$(?:\?|\{\?\}|\{PIPESTATUS\[0\]\})["']?""", re.ASCII)
 _EXPORTS: Final = frozenset({"export", "declare", "typeset", "readonly", "local"})
 #: In the environment of each shell, so that an assignment changes it there.
 _EXPORTED: Final = frozenset("HOME LANG LD_LIBRARY_PATH PATH SHELL TMPDIR USER".split())
@@ -74,6 +78,7 @@ class _Walker(Keeper):
         self._rest: Sequence[Sequence[Statement]] = ()  # chains behind the one at hand
         self._background = False  # something was passed on that runs on
         self._exports_all = False
+        self._just_launched = False  # by the chain before the one at hand
 
     def walk(self, found: Sequence[Statement]) -> None:
         """All statements, chain by chain."""
@@ -84,16 +89,20 @@ class _Walker(Keeper):
             chains[-1].append(statement)
         for number, chain in enumerate(chains):
             self._rest = chains[number + 1 :]
+            launches = len(self.body.parts)
             self._chain(chain)
+            self._just_launched = len(self.body.parts) > launches
 
     # -- chains -----------------------------------------------------------------------
 
     def _chain(self, chain: Sequence[Statement]) -> None:
         """What is joined by && and the like."""
         if len(chain) == 1 and chain[0].kind is Kind.SIMPLE:
-            self._simple(chain[0])
+            if not self._look_back(chain):
+                self._simple(chain[0])
             return
         operators = {statement.before for statement in chain[1:]}
+        self._look_back(chain)
         if any(statement.kind is Kind.BLOCK for statement in chain):
             self._opaque(chain)
         elif operators == {"||"} and chain[0].words[:1] == ("cd",) and chain[1].words[:1] == ("exit",):
@@ -115,6 +124,25 @@ class _Walker(Keeper):
                     self._row(statement.line, key, statement.text, None, why="A job ends where its step fails.")
         else:
             self._refuse(chain)
+
+    def _look_back(self, chain: Sequence[Statement]) -> bool:
+        """A chain that looks at the status of the launch before it, which ends the job if it did not do well.
+
+        Says whether that was all of it (``rc=$?``): a script that keeps the status ends with it.
+        """
+        parts = self.body.parts
+        if not parts or not isinstance(parts[-1], Found) or not _STATUS.search(_joined(chain)):
+            return False
+        if parts[-1].may_fail or not self._just_launched:
+            return False
+        parts[-1] = msgspec.structs.replace(parts[-1], checked=True)
+        kept = _KEEPS_STATUS.fullmatch(chain[0].text)
+        if len(chain) > 1 or kept is None:
+            return False
+        self.variables.set(kept[1], "0")
+        self._assigned[kept[1]] = f"{kept[1]}=0"
+        self._row(chain[0].line, kept[1], "$?", None, How.CHANGED, "A job ends with the status of its step.")
+        return True
 
     def _all_of(self, chain: Sequence[Statement]) -> None:
         """What is joined by &&: each runs only if those before it did well."""
@@ -301,9 +329,8 @@ class _Walker(Keeper):
                 self._secret(name, statement.line, f"export {name}", "A secret is named, and never passed on.")
             elif name in self.body.meeting:
                 self._row(statement.line, f"export {name}", "", None, How.CHANGED, DERIVED)
-            elif (value := self.variables.get(name)) is not None and fits(value) and self._hoists(name):
+            elif (value := self.variables.get(name)) is not None and fits(value) and self._hoists(name, value):
                 self._assigned.pop(name, None)
-                self.body.env[name] = value
                 self._row(statement.line, f"export {name}", value, f"env.{name}")
             else:
                 self._exported.add(name)
@@ -339,8 +366,7 @@ class _Walker(Keeper):
         partly = value is None and not added and self.variables.set_partly(name, raw)
         if value is not None or not partly:
             self.variables.set(name, value)
-        if exported and value is not None and fits(value) and self._hoists(name):
-            self.body.env[name] = value
+        if exported and value is not None and fits(value) and self._hoists(name, value):
             how, why = How.EXACT, ""
             if "$" in raw:
                 why = "Its variables stand there with their values."
@@ -388,15 +414,24 @@ class _Walker(Keeper):
                 self._secret(name, line, name, f"A secret became a name: %cluster_secret set {name} keeps its value.")
             elif self._meets(name, word.shell):
                 self._row(line, name, word.shell, None, How.CHANGED, DERIVED)
+            elif launch.launcher is Launcher.NONE and not launch.axolotl and self._has_others():
+                launch.program = [Word(f"{name}={word.shell}", None), *launch.program]
+                self._row(line, name, word.shell, f"program.steps.{len(self.body.parts)}")
+            elif self._has_others() and self.body.env.get(name, word.value) != word.value:
+                raise FormatError(
+                    f"{self._name}, line {line}: {name} has another value for this launch than for others.",
+                    hint="Give each launch a script of its own.",
+                )
             elif word.value is not None and fits(word.value):
                 self.body.env[name] = word.value
                 self._row(line, name, word.value, f"env.{name}", How.CHANGED, "It is set for all steps.")
             else:
                 self._pass_on(line, f"export {name}={word.shell}", key=name)
         launch.program = self.hide_words(launch.program, line)
+        read_later = any(self._is_read_later(redirect) for redirect in statement.redirects)
         for redirect in statement.redirects:
-            if redirect.startswith("<<<") or (redirect.startswith("<") and "\n" in redirect):
-                launch.program = [*launch.program, Word(redirect, None)]
+            if redirect.startswith("<") or read_later:
+                launch.program = [*launch.program, Word(self._resolved(redirect), None)]
             elif "&1" in redirect or "&2" in redirect or "/dev/null" in redirect:
                 self._row(line, redirect, "", None, why="The platform keeps both streams.")
             else:
@@ -404,6 +439,24 @@ class _Walker(Keeper):
         text = secrets.shown(statement.text)
         self.body.parts.append(Found(launch, line, text, statement.background, may_fail, guards))
         self._launched = True
+
+    def _resolved(self, redirect: str) -> str:
+        """A redirection whose file has the variables that are known by their values."""
+        match = _REDIRECT.fullmatch(redirect)
+        if match is None:
+            return redirect
+        found = self.variables.expand(match[2], split=False)
+        return match[1] + found[0].shell if len(found) == 1 else redirect
+
+    def _has_others(self) -> bool:
+        """Whether the launch at hand is not the only one."""
+        return self._launched or any(self._launches(one) for chain in self._rest for one in chain)
+
+    def _is_read_later(self, redirect: str) -> bool:
+        """Whether a later line names the file that a launch prints to."""
+        file = redirect.lstrip("0123456789&>| ").strip("\"'")
+        later = (one.text for chain in self._rest for one in chain)
+        return "/dev/" not in file and len(file) > 1 and any(file in text for text in later)
 
 
 def _succeeds(statement: Statement) -> bool:

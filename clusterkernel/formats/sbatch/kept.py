@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -27,9 +28,12 @@ _MEETING_NAME: Final = re.compile(
 _MEETING_TEXT: Final = re.compile(
     r"SLURM_(JOB_|STEP_)?NODELIST|SLURM_LAUNCH_NODE_IPADDR|SLURM_SRUN_COMM_HOST|scontrol\s+show\s+host"
 )
+#: What makes more of the nodes' names than the first of them.
+_ALL_NODES: Final = re.compile(r"\|\s*(wc|paste|tr|sort|xargs|grep|tail|tee|nl|uniq)\b|>")
 _ONLY_SLURM: Final = re.compile(r"(?:^|[\s;&|(`])(scontrol|squeue|sinfo|sacct|scancel|sbcast|sbatch|sstat)(?=\s)")
+_SOURCED: Final = re.compile(r"(?:source|\.)\s+[\"']?[/~$]")
 DERIVED: Final = "Where the nodes meet is derived inside the job."
-#: Commands that do the same in every folder.
+#: Commands that do the same in every folder, as does a file that is sourced by its whole path.
 _ANYWHERE: Final = frozenset(
     ": conda date echo export false hostname mamba micromamba ml module nvidia-smi printf read set shopt sleep spack "
     "trap true type ulimit umask uname unset which whoami".split()
@@ -45,6 +49,7 @@ class Found(msgspec.Struct, frozen=True):
     background: bool
     may_fail: bool
     guards: bool = False  # what stands behind it runs only if it did well
+    checked: bool = False  # the line behind it looks at its exit status
 
 
 class Body(msgspec.Struct, kw_only=True):
@@ -128,15 +133,27 @@ class Keeper:
             self._assigned.pop(name, None)
         self._passed.update(sets, effects.mentions(text))
         command = text.split(None, 1)[0]
-        assigns = key == command.partition("=")[0] or key.startswith("export")
+        assigns = key.startswith("export") or command.startswith((f"{key}=", f"{key}+="))
         if not effects.spawns_nothing("true" if assigns else command, text):
             self._settled = False
-        if command not in _ANYWHERE and not assigns:
+        anywhere = command in _ANYWHERE or _SOURCED.match(text)
+        if not anywhere and not assigns:
             self._moved = True
 
-    def _hoists(self, name: str) -> bool:
-        """Whether a variable may be set before all that is passed on."""
-        return self._settled and not self.body.parts and name not in self._passed
+    def _hoists(self, name: str, value: str) -> bool:
+        """Put a variable to the environment, where it may be set before all that is passed on; else say no.
+
+        Behind a line that may set it, too, it is set there again.
+        """
+        if self.body.parts or name in self._passed:
+            return False
+        if not self._settled:
+            if self.body.env.get(name, value) != value or not value.isprintable():
+                return False
+            self.body.setup.append(f"export {name}={shlex.quote(value)}")
+            self._passed.add(name)
+        self.body.env[name] = value
+        return True
 
     def _keep(self, text: str) -> str:
         """Put a line to the others; those that fill several lines, and all behind them, are a step of their own."""
@@ -164,7 +181,7 @@ class Keeper:
 
     def _meets(self, name: str, raw: str) -> bool:
         """Whether a variable says where the nodes meet."""
-        if _MEETING_TEXT.search(raw):
+        if _MEETING_TEXT.search(raw) and not _ALL_NODES.search(raw):
             return True
         if self.body.meeting.intersection(names_in(raw)) and not several(raw):
             return True

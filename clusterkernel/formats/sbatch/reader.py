@@ -61,7 +61,8 @@ def read(text: str, *, name: str, values: Mapping[str, str] | None = None, optio
         if not variable.startswith("SBATCH_") and not secrets.is_name(variable)
     }
     chdir = given["chdir"].value or "" if "chdir" in given else ""
-    script = "\n".join(["", *lines[1:]])
+    flags, shell = _shebang(lines[0])
+    script = "\n".join([flags, *lines[1:]])
     body, variables = sbatch_body.read(script, name=name, first_line=1, values=alone, chdir=chdir)
     agreed = counts(body, variables, Shape(*shape(header, name)), name)
     asked = needs(header, agreed, name)
@@ -73,10 +74,19 @@ def read(text: str, *, name: str, values: Mapping[str, str] | None = None, optio
         steps=tuple(made.steps),
         config=made.config,
         mounts=(*asked.mounts, *made.mounts),
-        options=_options(asked, made),
+        options=_options(asked, body, made, shell),
     )
+    if made.workdir and body.workdir:  # the folder of the node, and not that of the container
+        outside = "program.options.container.from"
+        body.rows = [
+            msgspec.structs.replace(row, field=outside) if row.field == "workdir" else row for row in body.rows
+        ]
     rows = [*asked.rows, *sorted([*body.rows, *made.rows], key=lambda row: row.line or 0)]
     rows += _asked_rows(body, variables, made)
+    if shell:
+        rows.append(
+            SourceField("#!", shell, 1, "program.options.shell.run-by", reason="Other platforms read it by bash.")
+        )
     rows += [
         SourceField(f"${variable}", secrets.shown(alone[variable]), None, None, How.EXACT, "It is given with values.")
         for variable in sorted({*variables.used, *header.variables} & alone.keys())
@@ -113,6 +123,19 @@ def _lines(text: str, name: str) -> list[str]:
     return lines
 
 
+def _shebang(line: str) -> tuple[str, str]:
+    """What the first line sets (``set -eu``), and the shell where another one than bash, or a login shell, reads it."""
+    words = line[2:].split()
+    at = next(place for place, word in enumerate(words) if word.rpartition("/")[2] in _SHELLS)
+    flags = [word for word in words[at + 1 :] if word.startswith(("-", "+"))]
+    sets = [
+        kept for word in flags if not word.startswith("--") and len(kept := word.replace("l", "").replace("i", "")) > 1
+    ]
+    login = any(word == "--login" or (not word.startswith("--") and "l" in word) for word in flags)
+    other = words[at].rpartition("/")[2] not in ("bash", "sh", "dash")
+    return " ".join(["set", *sets]) if sets else "", " ".join(words) if login or other else ""
+
+
 def _spec(asked: Needs, agreed: Counts, body: Body, made: Steps, name: str) -> JobSpec:
     values: dict[str, object] = dict(asked.values)
     origins = dict(asked.origins)
@@ -123,7 +146,7 @@ def _spec(asked: Needs, agreed: Counts, body: Body, made: Steps, name: str) -> J
         "secrets": list(named) or None,
         "setup": body.setup or None,
         "image": made.image or values.get("image"),
-        "workdir": body.workdir or made.workdir or values.get("workdir"),
+        "workdir": made.workdir or body.workdir or values.get("workdir"),
         "interpreter": made.interpreter or None,
         "attempts": body.attempts if body.attempts > 1 else None,
         "backoff": f"{body.backoff}s" if body.backoff else None,
@@ -139,10 +162,14 @@ def asked_spec(asked: Needs, values: Mapping[str, object], origins: Mapping[str,
     return msgspec.structs.replace(asked, values=dict(values), origins=dict(origins)).spec(JobSpec())
 
 
-def _options(asked: Needs, made: Steps) -> dict[str, tuple[str, ...]]:
-    found = {"slurm": asked.options, "srun": tuple(made.srun)}
+def _options(asked: Needs, body: Body, made: Steps, shell: str) -> dict[str, tuple[str, ...]]:
+    found = {"slurm": asked.options, **{f"srun-{step}": tuple(options) for step, options in made.srun.items()}}
     if made.container:
-        found["container"] = (f"--{made.container}",)
+        workdir = (f"--workdir={made.workdir}",) if made.workdir else ()
+        outside = (f"--from={body.workdir}",) if made.workdir and body.workdir else ()
+        found["container"] = (f"--{made.container}", *workdir, *outside)
+    if shell:
+        found["shell"] = (f"--run-by={shell}",)
     return {platform: options for platform, options in found.items() if options or platform == "slurm"}
 
 

@@ -94,7 +94,9 @@ def write(spec: JobSpec, program: Program) -> Written:
     report = Report()
     spec = _sendable(by_name(spec, report), report)
     options = _options(spec, program, report)
-    lines = ["#!/bin/bash", *(f"#SBATCH {option.text}" for option in options.values())]
+    shell = next(iter(program.options.get("shell", ())), "/bin/bash").removeprefix("--run-by=")
+    report.exact("program.options.shell", "#!", shell)
+    lines = [f"#!{shell}", *(f"#SBATCH {option.text}" for option in options.values())]
     written = body(spec, program, _of_shell(spec, program, options), report)
     if written[-1] == "wait":
         written[-1:] = _WAIT
@@ -110,6 +112,13 @@ def _sendable(spec: JobSpec, report: Report) -> JobSpec:
     if priority is not None and not (priority.isdecimal() or priority == "TOP"):
         report.dropped("priority", "Slurm's priority is a number or TOP; --qos and --partition set one for everybody.")
         spec = msgspec.structs.replace(spec, schedule=msgspec.structs.replace(spec.schedule, priority=None))
+    constraint = spec.schedule.constraint
+    if constraint is not None and re.search(r"[=/]", constraint):
+        why = (
+            "Labels of Kubernetes, which sbatch refuses: --constraint takes the features that scontrol show node lists."
+        )
+        report.dropped("constraint", why)
+        spec = msgspec.structs.replace(spec, schedule=msgspec.structs.replace(spec.schedule, constraint=None))
     if spec.name is not None and clean_name(spec.name) != spec.name:
         name = clean_name(spec.name)
         report.changed("name", "--job-name", name, "Slurm keeps one line of at most 200 bytes.")

@@ -54,7 +54,11 @@ class _Writer:
         self._options = options
         self._report = report
         self._image = spec.environment.image
-        self._container = next(iter(program.options.get("container", ("--apptainer",)))).removeprefix("--")
+        said = [option.removeprefix("--").partition("=") for option in program.options.get("container", ())]
+        self._inside = {name: value for name, equals, value in said if equals}  # workdir, from
+        kinds = [name for name, equals, _ in said if not equals]
+        #: By what the steps get into their container; empty where sbatch's own options see to that.
+        self._container = "" if "container-image" in options else next(iter(kinds), "apptainer")
         signal = options.get("signal")
         who = (signal.value or "").partition(":")[0] if signal and ":" in (signal.value or "") else ""
         self._waits = "B" in who  # a trap of the batch shell fires between commands, or in `wait`
@@ -73,7 +77,8 @@ class _Writer:
             if spec.recovery.backoff:
                 report.exact("backoff", "sleep", spec.recovery.backoff)
         for name, value in environment.env.items():
-            lines.append(f"export {name}={shlex.quote(value)}")
+            line = f"export {name}={shlex.quote(value)}"
+            lines += [] if line in environment.setup else [line]
             report.exact(f"env.{name}", f"export {name}", value)
         for name in environment.secrets:
             lines.append(f': "${{{name}:?is a secret: set it in the shell that calls sbatch}}"')
@@ -99,10 +104,17 @@ class _Writer:
         given = self._options.get("chdir")
         if workdir is None:
             return ""
-        if given is not None and given.value == workdir:
-            self._report.exact("workdir", "--chdir", workdir)
+        if outside := self._inside.get("from"):
+            self._report.exact("program.options.container.from", "cd", outside)
+            workdir = outside
+        elif workdir == self._inside.get("workdir"):
             return ""
-        self._report.exact("workdir", "cd", workdir)
+        for option in (given, self._options.get("container-workdir")):
+            if option is not None and option.value == workdir:
+                self._report.exact("workdir", f"--{option.name}", workdir)
+                return ""
+        if not outside:
+            self._report.exact("workdir", "cd", workdir)
         plain = workdir if workdir.startswith("~") and shlex.quote(workdir[1:] or "x") == (workdir[1:] or "x") else ""
         return f"cd {plain or shlex.quote(workdir)} || exit"
 
@@ -152,10 +164,18 @@ class _Writer:
 
     def _tell_container(self) -> None:
         report, kind = self._report, self._container
+        if not kind:
+            report.exact("image", "--container-image", self._image or "")
+            report.exact("program.mounts", "--container-mounts")
+            return
         key = "srun --container-image" if kind == "pyxis" else f"{kind} exec"
         if "container" in self._program.options:
             report.exact("image", key, self._image or "")
-            report.exact("program.options.container", key)
+            report.exact(f"program.options.container.{kind}", key)
+            if workdir := self._inside.get("workdir"):
+                inside = "srun --container-workdir" if kind == "pyxis" else f"{kind} exec --pwd"
+                report.exact("workdir", inside, workdir)
+                report.exact("program.options.container.workdir", inside, workdir)
         else:
             why = "It is written for apptainer; a site with pyxis has srun --container-image."
             report.changed("image", key, self._image or "", why)
@@ -175,10 +195,11 @@ class _Writer:
         command = command_line(spec, step, meeting)
         if step.name.startswith("prepare") and step.runs is Runs.HEAD:
             return command.splitlines()
-        inside = self._image is not None
+        inside = self._image is not None and bool(self._container)
         tasks = self._tasks(step)
         pyxis = inside and self._container == "pyxis"
-        srun = tasks > 1 or pyxis or (self._signalled and last)
+        own = f"srun-{step.name}" in self._program.options
+        srun = tasks > 1 or pyxis or own or (self._signalled and last)
         if inside and not pyxis:
             command = " ".join(self._apptainer()) + " " + _shielded(command, always=srun)
         elif srun:
@@ -204,11 +225,14 @@ class _Writer:
         cpus = self._options.get("cpus-per-task")
         if cpus is not None and cpus.value and step.runs is not Runs.HEAD:
             words.append(f"--cpus-per-task={cpus.value}")  # since 22.05 srun no longer takes sbatch's
-        for option in self._program.options.get("srun", ()):
-            words.append(option if shlex.quote(option) == option or "$" in option else shlex.quote(option))
-            self._report.exact(f"program.options.srun.{option.lstrip('-').partition('=')[0]}", "srun", option)
+        for option in self._program.options.get(f"srun-{step.name}", ()):
+            words.append(_word(option))
+            name = option.lstrip("-").partition("=")[0]
+            self._report.exact(f"program.options.srun-{step.name}.{name}", "srun", option)
         if pyxis:
             words.append(f"--container-image={_word(self._image or '')}")
+            if workdir := self._inside.get("workdir"):
+                words.append(f"--container-workdir={_word(workdir)}")
             if self._program.mounts:
                 words.append(f"--container-mounts={_word(','.join(mount.text for mount in self._program.mounts))}")
         return words
@@ -221,6 +245,8 @@ class _Writer:
             words.append("--nv")
         for mount in self._program.mounts:
             words += ["--bind", _word(mount.text)]
+        if workdir := self._inside.get("workdir"):
+            words += ["--pwd", _word(workdir)]
         return [*words, _word(place)]
 
 

@@ -1,0 +1,133 @@
+"""What a converted script does is what its source does: both are run, and their calls are compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterkernel.errors import FormatError
+from clusterkernel.formats.convert import convert
+from clusterkernel.formats.model import How
+from tests.unit import shell_runs
+
+#: The lines of a script, and arguments whose call fails.
+SAME = {
+    "set by the first line": ("#!/bin/bash -e", "false", "python a.py"),
+    "several flags": ("#!/bin/bash -eu", "python a.py $NOBODY"),
+    "behind modules": ("module load x", "export OVERRIDE=mine", "python a.py"),
+    "before and behind a file": ("export OVERRIDE=a", "source ./settings.sh", "export OVERRIDE=b", "python a.py"),
+    "a file counts": ("export OVERRIDE=a", "source ./settings.sh", "python a.py"),
+    "for one launch": ("export A=1", "A=3 python a.py", "python b.py"),
+    "for each launch": ("CUDA_VISIBLE_DEVICES=0 python a.py", "CUDA_VISIBLE_DEVICES=1 B=2 srun python b.py"),
+    "for the one launch": ("export A=1", "A=3 OMP_NUM_THREADS=2 python a.py"),
+    "exported by all": ("set -a", "A=1", "set +a", "B=2", "python a.py"),
+    "from a file": ("python a.py < input.txt",),
+    "from a file, by srun": ("srun python a.py < input.txt",),
+    "read later": ("python a.py > out.txt 2>&1", "grep -c python out.txt"),
+    "read later, named by a variable": ("F=out_$A.txt", "python a.py > $F 2> err.txt", "cat $F", "gzip $F"),
+    "a document": ("python - <<'PY'", 'print("hello")', "PY", "python a.py"),
+    "a document that fails": ("python - <<'PY'", 'print("hello")', "PY", "python a.py"),
+    "of an environment": ("conda run -n env --no-capture-output python a.py",),
+    "all nodes": ("HOSTS=$(scontrol show hostnames | paste -sd,)", "python a.py --hosts $HOSTS"),
+    "a count of nodes": ("N=$(scontrol show hostnames $SLURM_JOB_NODELIST | wc -l)", "python a.py --nodes $N"),
+    "tasks with a GPU each": ("#SBATCH -n4 --gpus-per-task=1", "srun --gpus-per-task=1 python a.py"),
+    "what srun does beside": ("srun -l --cpu-bind=cores python a.py", "srun python b.py"),
+    "without an environment": ("export A=1", "srun --export=NONE python a.py"),
+    "mounts by a variable": (
+        "DIR=$(basename $PWD)",
+        'srun --container-image=me/a:1 --container-mounts="/data:/data,$DIR:/w" python a.py',
+    ),
+    "inside a container": ("srun --container-image=me/a:1 --container-workdir=/nowhere python a.py",),
+    "inside a container, from a folder": (
+        "mkdir -p sub && cd sub",
+        "srun --container-image=me/a:1 --container-workdir=/nowhere python a.py",
+    ),
+    "sbatch's own container": (
+        "#SBATCH --container-image=me/a:1 --container-mounts=/a:/b --container-workdir=/nowhere",
+        "srun python a.py",
+    ),
+    "behind the last": ("python a.py", "echo done > flag"),
+    "behind the last, each": ("python a.py && echo done > flag",),
+    "helpers": ("sleep 60 &", "python a.py", "kill $!", "true"),
+    "numbers": ("LR=$((2 * 3))", "python a.py --lr $LR"),
+    "if": ("M=s", "if [ -n $HOME ]; then M=big; fi", "python a.py --m $M"),
+    "conditions": ("M=s", "[[ -n $HOME ]] && M=big", "python a.py --m $M"),
+    "loops": ("S=0", "for i in 1 2 3; do S=$((S + i)); done", "python a.py --s $S"),
+    "read": ("read -r A B <<< 'x y'", 'python a.py "$A" "$B"'),
+    "printf -v": ("printf -v NAME '%03d' 7", "python a.py --name $NAME"),
+    "mapfile": ("mapfile -t L < input.txt", 'python a.py "${L[0]}"'),
+    "functions": ("pick() { M=big; }", "pick", "python a.py --m $M"),
+    "arrays": ("ARGS=(--a 'b c' --d)", 'ARGS+=("$SLURM_JOB_ID")', 'python a.py "${ARGS[@]}"'),
+    "quotes": ("X='a b'", 'python a.py $X "$X" \'$X\' "${X}c" \\$X'),
+    "trap at the end": ("trap 'echo over' EXIT", "python a.py"),
+    "the folder": ("mkdir -p sub", "cd sub", "python a.py"),
+    "a wrapper": ("numactl --cpunodebind=0 python a.py",),
+    "accelerate": ("export A='b c'", "accelerate launch --num_machines=1 --num_processes=2 a.py --x 'y z'"),
+}
+FAILS = {
+    "status that is kept": ("python a.py", "rc=$?", 'echo "rc was $rc"', "exit $rc"),
+    "status that is kept on one line": ("python a.py; rc=$?", "exit $rc"),
+    "status that is looked at": ("python a.py", "if [ $? -ne 0 ]; then exit 3; fi", "python b.py"),
+    "a trap": ("trap 'echo over' EXIT", "python a.py"),
+    "the last": ("python b.py", "python a.py"),
+    "set -e": ("set -e", "python a.py", "python b.py"),
+    "may fail": ("python a.py || true", "python b.py"),
+    "goes on": ("python a.py", "python b.py"),
+    "goes on behind a document": ("python a.py <<'X'", "y", "X", "python b.py"),
+    "and": ("python a.py && python b.py",),
+}
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shell_runs.stand_ins(tmp_path_factory.mktemp("runs") / "bin")
+
+
+def both(lines: tuple[str, ...], programs: Path, folder: Path, **environ: str) -> None:
+    first = () if lines[0].startswith("#!") else ("#!/bin/bash",)
+    text = "\n".join([*first, lines[0], "#SBATCH --time=60", *lines[1:], ""])
+    source = shell_runs.run(text, programs, folder / "source", environ)
+    done = convert(text, "slurm")
+    written = shell_runs.run(done.text, programs, folder / "written", environ)
+    assert written == source, done.text
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_it_makes_the_same_calls(case: str, programs: Path, tmp_path: Path) -> None:
+    both(SAME[case], programs, tmp_path)
+
+
+@pytest.mark.parametrize("case", FAILS)
+def test_it_ends_in_the_same_way(case: str, programs: Path, tmp_path: Path) -> None:
+    done = convert("\n".join(["#!/bin/bash", *FAILS[case], ""]), "slurm")
+    text = "\n".join(["#!/bin/bash", *FAILS[case], ""])
+    source = shell_runs.run(text, programs, tmp_path / "source", {"FAILS": "a.py"})
+    written = shell_runs.run(done.text, programs, tmp_path / "written", {"FAILS": "a.py"})
+    told = [row.reason for row in done.rows if row.how is How.CHANGED]
+    if told:  # what stands behind a failed step may not run, and the report says so
+        assert any("did well" in why or "status" in why for why in told)
+        assert (written.status, written.calls) == (source.status, source.calls[: len(written.calls)]), done.text
+    else:
+        assert written == source, done.text
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (("#SBATCH --gpus-per-node=4", "mpirun -np 4 python a.py"), "mpirun starts 4 processes where the job has 1"),
+        (("A=1 torchrun a.py", "A=2 torchrun b.py"), "A has another value"),
+        (("srun --export=ALL,A=1 python a.py", "srun --export=ALL,A=2 python b.py"), "A has another value"),
+    ],
+)
+def test_what_cannot_be_the_same_is_refused(lines: tuple[str, ...], says: str) -> None:
+    with pytest.raises(FormatError, match=says):
+        convert("\n".join(["#!/bin/bash", *lines, ""]), "slurm")
+
+
+@pytest.mark.parametrize("shell", ["/bin/bash -l", "/bin/bash --login", "/bin/zsh"])
+def test_the_shell_stays_the_same(shell: str) -> None:
+    text = f"#!{shell}\npython a.py\n"
+    assert convert(text, "slurm").text.startswith(f"#!{shell}\n")
+    [row] = [row for row in convert(text, "modal").rows if row.source == "#!"]
+    assert row.how is How.DROPPED
