@@ -11,7 +11,7 @@ import msgspec
 
 __all__ = ["PROGRAMS", "Ran", "run", "stand_ins"]
 
-PROGRAMS = "python torchrun accelerate deepspeed axolotl apptainer mpirun conda numactl prog".split()
+PROGRAMS = "python torchrun accelerate deepspeed axolotl mpirun conda numactl prog".split()
 #: Variables that the calls are shown with.
 SHOWN = "A B MOD OVERRIDE OMP_NUM_THREADS CUDA_VISIBLE_DEVICES".split()
 #: A job of one node, as Slurm tells it.
@@ -26,10 +26,10 @@ JOB = {
     "SLURM_GPUS_ON_NODE": "8",
 }
 _CALLED = f"""#!/bin/bash
-printf '%s' "${{0##*/}}"
-printf ' [%s]' "$@"
-for name in {" ".join(SHOWN)}; do [ -z "${{!name}}" ] || printf ' %s=%s' "$name" "${{!name}}"; done
-printf ' in %s\\n' "${{PWD##*/}}"
+printf -v call '%s' "${{0##*/}}"
+printf -v words ' [%s]' "$@"
+for name in {" ".join(SHOWN)}; do [ -z "${{!name}}" ] || words+=" $name=${{!name}}"; done
+printf '%s\\n' "$call$words in ${{PWD##*/}}"
 [ ! -p /dev/stdin ] && [ ! -f /dev/stdin ] || {{ read -r line; printf 'reads %s\\n' "$line"; }}
 [[ " $FAILS " != *" $1 "* ]] || exit 3
 """
@@ -43,6 +43,19 @@ while [[ $1 == -* ]]; do
     esac
     shift
 done
+exec "$@"
+"""
+_APPTAINER = """#!/bin/bash
+shift
+while [[ $1 == -* ]]; do
+    case $1 in
+        --nv) ;;
+        *) printf 'apptainer %s %s\\n' "$1" "$2"; shift ;;
+    esac
+    shift
+done
+printf 'inside %s\\n' "$1"
+shift
 exec "$@"
 """
 _SCONTROL = """#!/bin/bash
@@ -74,7 +87,7 @@ class Ran(msgspec.Struct, frozen=True):
 
 def stand_ins(folder: Path) -> Path:
     """Put the programs to a folder."""
-    texts = {**dict.fromkeys(PROGRAMS, _CALLED), "srun": _SRUN, "scontrol": _SCONTROL}
+    texts = {**dict.fromkeys(PROGRAMS, _CALLED), "srun": _SRUN, "apptainer": _APPTAINER, "scontrol": _SCONTROL}
     folder.mkdir()
     for name, text in texts.items():
         (folder / name).write_text(text)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from clusterkernel.errors import FormatError
 from clusterkernel.formats.convert import convert
@@ -62,6 +64,7 @@ SAME = {
     "quotes": ("X='a b'", 'python a.py $X "$X" \'$X\' "${X}c" \\$X'),
     "trap at the end": ("trap 'echo over' EXIT", "python a.py"),
     "the folder": ("mkdir -p sub", "cd sub", "python a.py"),
+    "a container": ("D=$(basename $PWD)", 'srun apptainer exec --nv --bind "/a:/b" --pwd /w x.sif python a.py $D'),
     "a wrapper": ("numactl --cpunodebind=0 python a.py",),
     "accelerate": ("export A='b c'", "accelerate launch --num_machines=1 --num_processes=2 a.py --x 'y z'"),
 }
@@ -123,6 +126,72 @@ def test_it_ends_in_the_same_way(case: str, programs: Path, tmp_path: Path) -> N
 def test_what_cannot_be_the_same_is_refused(lines: tuple[str, ...], says: str) -> None:
     with pytest.raises(FormatError, match=says):
         convert("\n".join(["#!/bin/bash", *lines, ""]), "slurm")
+
+
+ARRAYS = {"0-3": "0123", "1-3": "123", "2-8:3": "258", "1,7,4": "147", "5": "5"}
+
+
+def on_platform(platform: str, text: str) -> str:
+    """The script that a platform's containers run, out of what is written for it."""
+    written = convert(text, platform).text
+    if platform == "kubernetes":
+        [job] = [part for part in yaml.safe_load_all(written) if part["kind"] == "Job"]
+        [container] = job["spec"]["template"]["spec"]["containers"]
+        return str(container["args"][-1]).replace("$$", "$")
+    [found] = re.findall(r'''(?s)SCRIPT = r?"""\\?\n?(.*?)"""''', written)
+    return str(found)
+
+
+@pytest.mark.parametrize("ids", ARRAYS)
+@pytest.mark.parametrize(("platform", "index"), [("kubernetes", "JOB_COMPLETION_INDEX"), ("modal", "CK_TASK")])
+def test_tasks_of_an_array_keep_their_numbers(
+    platform: str, index: str, ids: str, programs: Path, tmp_path: Path
+) -> None:
+    text = f"#!/bin/bash\n#SBATCH --array={ids} --container-image=a/b:1\npython a.py $SLURM_ARRAY_TASK_ID\n"
+    script = "#!/bin/bash\n" + on_platform(platform, text)
+    seen = ""
+    for place in range(len(ARRAYS[ids])):
+        ran = shell_runs.run(script, programs, tmp_path / str(place), {index: str(place)})
+        seen += re.findall(r"\[a.py\] \[(\d)\]", ran.calls[0])[0]
+    assert seen == ARRAYS[ids]
+
+
+@pytest.mark.parametrize("ids", ARRAYS)
+def test_tasks_of_an_array_keep_their_numbers_on_the_way_back(ids: str, programs: Path, tmp_path: Path) -> None:
+    text = f"#!/bin/bash\n#SBATCH --array={ids} --container-image=a/b:1\npython a.py $SLURM_ARRAY_TASK_ID\n"
+    back = convert(convert(text, "kubernetes").text, "slurm").text
+    assert f"#SBATCH --array=0-{len(ARRAYS[ids]) - 1}\n" in back
+    seen = ""
+    for place in range(len(ARRAYS[ids])):
+        ran = shell_runs.run(back, programs, tmp_path / str(place), {"SLURM_ARRAY_TASK_ID": str(place)})
+        seen += re.findall(r"\[a.py\] \[(\d)\]", ran.calls[1])[0]
+    assert seen == ARRAYS[ids]
+
+
+@pytest.mark.parametrize("platform", ["kubernetes", "modal"])
+@pytest.mark.parametrize(
+    ("directives", "srun", "devices"),
+    [
+        ("-n4 --gpus-per-task=1", "srun", {"0", "1", "2", "3"}),
+        ("-n2 --gpus-per-task=2", "srun", {"0,1", "2,3"}),
+        ("-N1 -n2 --gpus-per-node=2", "srun --gpus-per-task=1", {"0", "1"}),
+        ("-N1 -n2 --gpus-per-node=2", "srun", {""}),
+    ],
+)
+def test_a_task_sees_the_gpus_that_srun_would_show_it(
+    platform: str, directives: str, srun: str, devices: set[str], programs: Path, tmp_path: Path
+) -> None:
+    text = f"#!/bin/bash\n#SBATCH {directives} --container-image=a/b:1\n{srun} python a.py\n"
+    ran = shell_runs.run("#!/bin/bash\n" + on_platform(platform, text), programs, tmp_path / "run")
+    assert {call.partition("CUDA_VISIBLE_DEVICES=")[2].partition(" ")[0] for call in ran.calls} == devices
+    assert ran.status == 0
+
+
+def test_a_variable_of_a_container_is_the_jobs() -> None:
+    done = convert("#!/bin/bash\nexport APPTAINERENV_HF_HOME=/cache\napptainer exec a.sif python a.py\n", "modal")
+    assert '"HF_HOME": "/cache"' in done.text
+    [row] = [row for row in done.rows if row.source.endswith("HF_HOME")]
+    assert row.how is How.CHANGED
 
 
 @pytest.mark.parametrize("shell", ["/bin/bash -l", "/bin/bash --login", "/bin/zsh"])

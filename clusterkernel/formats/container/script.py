@@ -17,6 +17,7 @@ import msgspec
 from clusterkernel.formats.launch.writer import Meeting, command_line
 from clusterkernel.formats.model import Program, Runs, Step
 from clusterkernel.formats.reporting import Report
+from clusterkernel.formats.sbatch.values import array_indices
 from clusterkernel.spec import JobSpec, Launcher
 
 __all__ = ["HEAD", "MODULES", "RANKS", "Place", "marker", "script", "variables_of"]
@@ -30,6 +31,7 @@ _PLAIN: Final = re.compile(r"(python[\d.]*|torchrun|accelerate|axolotl|deepspeed
 _SIGNS: Final = frozenset(";&|#\n<>")
 # Lines that want files of the cluster.
 _FROM_OUTSIDE: Final = re.compile(r"\s*(source|\.|conda|mamba|micromamba|spack|eval)\s")
+_GPUS_PER_TASK: Final = re.compile(r"--gpus-per-task=(?:[\w.-]+:)?(\d{1,3})$", re.ASCII)
 _VARIABLE: Final = re.compile(r"\$\{?(SLURM_[A-Z0-9_]+)")
 
 
@@ -102,7 +104,7 @@ def script(
     word = 0
     for number, step in enumerate(program.steps):
         if step in mine:
-            lines += _step(spec, mine, place, report, number, step)
+            lines += _step(spec, program, mine, place, report, number, step)
             for offset in range(len(step.launcher_args)):
                 report.exact(f"program.launcher_args.{word + offset}", "script", step.launcher_args[offset])
         word += len(step.launcher_args)
@@ -128,7 +130,9 @@ def _tell_launcher(spec: JobSpec, program: Program, report: Report) -> None:
         report.exact("launcher", "script", launcher)
 
 
-def _step(spec: JobSpec, steps: Sequence[Step], place: Place, report: Report, number: int, step: Step) -> list[str]:
+def _step(
+    spec: JobSpec, program: Program, steps: Sequence[Step], place: Place, report: Report, number: int, step: Step
+) -> list[str]:
     command = command_line(spec, step, place.meeting)
     position = list(steps).index(step)
     last = position == len(steps) - 1
@@ -149,7 +153,10 @@ def _step(spec: JobSpec, steps: Sequence[Step], place: Place, report: Report, nu
     elif step.runs is Runs.RANKS and not step.launched and ranks > 1:
         why = why or f"{place.platform} starts one process on each node; the script starts the {ranks} ranks."
         _tell(report, number, key, step, why)
-        return [marker(step.name, f"{ranks} {RANKS}"), *_ranks(command, nodes, ranks, place)]
+        return [
+            marker(step.name, f"{ranks} {RANKS}"),
+            *_ranks(command, nodes, ranks, place, _gpus_of_a_rank(program, step)),
+        ]
     _tell(report, number, key, step, why)
     return [marker(step.name), *_guarded(command, last=last)]
 
@@ -179,7 +186,20 @@ def _indented(lines: Iterable[str]) -> list[str]:
     return lines if len(lines) > 1 else [f"    {line}" for line in lines]
 
 
-def _ranks(command: str, nodes: int, ranks: int, place: Place) -> list[str]:
+def _gpus_of_a_rank(program: Program, step: Step) -> str:
+    """The GPUs that Slurm would show to a rank alone (``--gpus-per-task``); empty for all of the node's."""
+    options = (*program.options.get(f"srun-{step.name}", ()), *program.options.get("slurm", ()))
+    for option in options:
+        if (match := _GPUS_PER_TASK.match(option)) and (each := int(match[1])):
+            return (
+                "$LOCAL_RANK"
+                if each == 1
+                else f"$(seq -s , $((LOCAL_RANK * {each})) $((LOCAL_RANK * {each} + {each - 1})))"
+            )
+    return ""
+
+
+def _ranks(command: str, nodes: int, ranks: int, place: Place, gpus: str) -> list[str]:
     first = f"{place.meeting.rank} * {ranks} + " if nodes > 1 else ""
     # Each rank tells how it ended, also where another one hangs: the first that failed ends the script.
     return [
@@ -189,7 +209,7 @@ def _ranks(command: str, nodes: int, ranks: int, place: Place) -> list[str]:
         "trap 'for ck_rank in $(jobs -p); do kill -- -\"$ck_rank\" 2>/dev/null; done' EXIT",
         f"for LOCAL_RANK in $(seq 0 {ranks - 1}); do",
         f"    export LOCAL_RANK RANK=$(({first}LOCAL_RANK)) SLURM_LOCALID=$LOCAL_RANK",
-        "    export SLURM_PROCID=$RANK",
+        "    export SLURM_PROCID=$RANK" + (f" CUDA_VISIBLE_DEVICES={gpus}" if gpus else ""),
         "    {",
         "(",
         *command.splitlines(),
@@ -204,7 +224,7 @@ def _ranks(command: str, nodes: int, ranks: int, place: Place) -> list[str]:
 # -- variables ------------------------------------------------------------------------
 
 
-def variables_of(spec: JobSpec, place: Place) -> Mapping[str, str]:
+def variables_of(spec: JobSpec, program: Program, place: Place) -> Mapping[str, str]:
     """Slurm's variables that have a counterpart, and what to set them to."""
     gpus = spec.resources.gpus_per_node
     cpus = spec.resources.cpus_per_task
@@ -229,12 +249,33 @@ def variables_of(spec: JobSpec, place: Place) -> Mapping[str, str]:
         "SLURM_TMPDIR": '"${TMPDIR:-/tmp}"',
     }
     if spec.array is not None:
-        known["SLURM_ARRAY_TASK_ID"] = place.task
+        ids = _array_ids(program, spec.array.size)
+        known["SLURM_ARRAY_TASK_ID"] = _array_id(ids, place.task)
         known["SLURM_ARRAY_JOB_ID"] = place.job
-        known["SLURM_ARRAY_TASK_COUNT"] = str(spec.array.size)
-        known["SLURM_ARRAY_TASK_MIN"] = "0"
-        known["SLURM_ARRAY_TASK_MAX"] = str(spec.array.size - 1)
+        known["SLURM_ARRAY_TASK_COUNT"] = str(len(ids))
+        known["SLURM_ARRAY_TASK_MIN"] = str(min(ids))
+        known["SLURM_ARRAY_TASK_MAX"] = str(max(ids))
     return {name: value for name, value in known.items() if value}
+
+
+def _array_ids(program: Program, size: int) -> Sequence[int]:
+    """The numbers of an array's tasks: the source's own, where it has as many."""
+    for option in program.options.get("slurm", ()):
+        if option.startswith("--array="):
+            ids = [number for part in array_indices(option.removeprefix("--array="))[0] for number in part]
+            if len(ids) == size:
+                return sorted(ids)
+    return range(size)
+
+
+def _array_id(ids: Sequence[int], task: str) -> str:
+    """The number of the task that a platform counts as `task`, from 0."""
+    step = ids[1] - ids[0] if len(ids) > 1 else 1
+    if list(ids) == list(range(len(ids))):
+        return task
+    if all(number == ids[0] + place * step for place, number in enumerate(ids)):
+        return f"$(({ids[0]} + {step} * {task}))" if step > 1 else f"$(({ids[0]} + {task}))"
+    return f"$(set -- {' '.join(map(str, ids))}; shift {task}; echo $1)"
 
 
 def _read(spec: JobSpec, program: Program) -> list[str]:
@@ -244,7 +285,7 @@ def _read(spec: JobSpec, program: Program) -> list[str]:
 
 
 def _slurm_variables(spec: JobSpec, program: Program, place: Place) -> list[str]:
-    known = variables_of(spec, place)
+    known = variables_of(spec, program, place)
     return [f"export {name}={known[name]}" for name in _read(spec, program) if name in known]
 
 

@@ -35,6 +35,8 @@ _DEFAULT: Final = re.compile(r"\$\{(\w+):?=([^{}]*)\}", re.ASCII)
 _OR_TRUE: Final = ("||", "true")
 #: Its operator, and its file; not a document.
 _REDIRECT: Final = re.compile(r"(\d*(?:&>>?|>\||>>?|<)\s*)([^<>&\s].*)")
+#: By these apptainer sets variables inside its containers.
+_INSIDE: Final = re.compile(r"(?:APPTAINER|SINGULARITY)ENV_([A-Za-z_]\w*)$", re.ASCII)
 _STATUS: Final = re.compile(r"\$\?|\$\{\?\}|PIPESTATUS")
 _KEEPS_STATUS: Final = re.compile(r"""([A-Za-z_]\w*)=["']?\$(?:\?|\{\?\}|\{PIPESTATUS\[0\]\})["']?""", re.ASCII)
 _EXPORTS: Final = frozenset({"export", "declare", "typeset", "readonly", "local"})
@@ -340,6 +342,9 @@ class _Walker(Keeper):
         found = assignment(word)
         assert found is not None
         name, raw, added = found
+        inside = _INSIDE.match(name) if exported else None
+        if inside is not None and inside[1] not in _EXPORTED:
+            name, word = inside[1], word[inside.start(1) :]
         exported = exported or self._exports_all or name in self.body.env or name in self._exported or name in _EXPORTED
         key = f"export {name}" if exported else name
         if raw.startswith("("):
@@ -370,6 +375,8 @@ class _Walker(Keeper):
             how, why = How.EXACT, ""
             if "$" in raw:
                 why = "Its variables stand there with their values."
+            if inside is not None:
+                how, why = How.CHANGED, "The job has it as well as its container."
             self._row(line, key, value, f"env.{name}", how, why)
         elif (exported and not (partly and several(raw))) or (value is None and not partly):
             if value is not None and "$" in raw:

@@ -199,10 +199,7 @@ class _Reader(Counting):
         if throttle:
             self._set("parallelism", throttle, option)
             self._more.append(SourceField(option.key, f"%{throttle}", option.line, "parallelism"))
-        if len(indices) == 1 and indices[0].start == 0 and indices[0].step == 1:
-            self._row(option, "array")
-        else:
-            self._row(option, "array", How.CHANGED, f"Its {size} tasks are numbered from 0 on other platforms.")
+        self._row(option, "array")
 
     def _rest(self) -> None:
         for option in self._last.values():
