@@ -83,7 +83,7 @@ def script(
     steps : sequence of Step, optional
         Those of the program's that this script runs; by itself all.
     """
-    lines: list[str] = []
+    lines = [*_slurm_variables(spec, program, place), *([f"cd {cd} || exit"] if cd else [])]
     for number, line in enumerate(spec.environment.setup):
         if MODULES.match(line):
             report.dropped(f"setup.{number}", "A container has no environment modules: its image brings all there is.")
@@ -93,9 +93,6 @@ def script(
             report.changed(f"setup.{number}", "script", line, "The image has to have what it names.")
         else:
             report.exact(f"setup.{number}", "script", line)
-    lines = [*_slurm_variables(spec, program, place), *lines]
-    if cd:
-        lines.append(f"cd {cd} || exit")
     if spec.resources.nodes > 1:
         lines += [f"export MASTER_ADDR={place.meeting.address}", f"export MASTER_PORT={place.meeting.port}"]
     if spec.launcher is not Launcher.NONE and program.steps:
