@@ -31,7 +31,8 @@ _VALUE: Final = re.compile(
 )
 # One of these is in each of both: most texts have none, and are seen through three times as fast.
 _BEGINS: Final = re.compile(r"hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox|AKIA|AIza|wandb_v1_|eyJ|://")
-_IN_URL: Final = re.compile(r"(?<=://)[^/\s:@'\"]{1,100}:[^/\s@'\"]{1,200}(?=@)")
+# Not a variable that stands for it.
+_IN_URL: Final = re.compile(r"(?<=://)[^/\s:@'\"]{1,100}:(?!\$\{?\w+\}?@)[^/\s@'\"]{1,200}(?=@)")
 # What stands before the value of a variable in any of the formats, and that value.
 _SAYS: Final = re.compile(r"(?<![\w-])([A-Za-z_][\w-]*)[\"']?\s*[=:]\s*[\"'\[({]*")
 _SAID: Final = re.compile(r"[^\s\"',;\])}]*")

@@ -45,10 +45,8 @@ def _stack():
         yield frame.f_code.co_filename, frame.f_code.co_name
         frame = frame.f_back
 
-_over = threading.Event()
-
-def _interrupt():
-    while not _over.is_set():
+def _interrupt(over):
+    while not over.is_set():
         stack = list(_stack())
         # A thread that is being started is waited for too, for a moment: that is no wait of ours.
         waits = [name for name, what in stack if what in ("_await_end", "wait")]
@@ -57,15 +55,19 @@ def _interrupt():
             # Ctrl-C at a terminal goes to the whole process group: to us and to all that we started.
             os.killpg(0, signal.SIGINT)
             # Python drops one that comes within a destructor or a weak reference's callback: a person tries again.
-            _over.wait(10)
+            over.wait(10)
         time.sleep(0.01)
 
 def interrupt_soon():
-    _over.clear()
-    threading.Thread(target=_interrupt, daemon=True).start()
+    global _over, _sender
+    _over = threading.Event()
+    _sender = threading.Thread(target=_interrupt, args=(_over,), daemon=True)
+    _sender.start()
 
 def interrupted():
+    # One that is left over would interrupt what comes behind the wait.
     _over.set()
+    _sender.join()
 """
 _INTERRUPTED = f"""
 {INTERRUPT_WHEN_IT_WAITS}

@@ -59,6 +59,9 @@ SAME = {
     "read": ("read -r A B <<< 'x y'", 'python a.py "$A" "$B"'),
     "printf -v": ("printf -v NAME '%03d' 7", "python a.py --name $NAME"),
     "mapfile": ("mapfile -t L < input.txt", 'python a.py "${L[0]}"'),
+    "read, for a step": ("read -r P Q <<< 'x y'", 'srun bash -c \'python a.py "$0" "$1"\' "$P" "$Q"'),
+    "read, for srun": ("read -r P Q <<< 'x y'", 'srun -l python a.py "$P" "$Q" $SLURM_PROCID'),
+    "printf -v, for srun": ("printf -v NAME '%03d' 7", "srun -l python a.py --name $NAME $SLURM_PROCID"),
     "functions": ("pick() { M=big; }", "pick", "python a.py --m $M"),
     "arrays": ("ARGS=(--a 'b c' --d)", 'ARGS+=("$SLURM_JOB_ID")', 'python a.py "${ARGS[@]}"'),
     "quotes": ("X='a b'", 'python a.py $X "$X" \'$X\' "${X}c" \\$X'),
@@ -119,6 +122,7 @@ def test_it_ends_in_the_same_way(case: str, programs: Path, tmp_path: Path) -> N
     ("lines", "says"),
     [
         (("#SBATCH --gpus-per-node=4", "mpirun -np 4 python a.py"), "mpirun starts 4 processes where the job has 1"),
+        (("nodes=($(scontrol show hostnames))", "python a.py --peer ${nodes[1]}"), "other nodes than the first"),
         (("A=1 torchrun a.py", "A=2 torchrun b.py"), "A has another value"),
         (("srun --export=ALL,A=1 python a.py", "srun --export=ALL,A=2 python b.py"), "A has another value"),
     ],

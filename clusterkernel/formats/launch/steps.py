@@ -79,7 +79,7 @@ class _Maker(Teller):
         if launch.interpreter and not self.made.interpreter:
             self.made.interpreter = launch.interpreter
             self._row(line, "python", launch.interpreter, "interpreter")
-        shell = self._meeting_names(launch.shell)
+        shell = self._meeting_names(launch.shell, line)
         if part.may_fail or self._goes_on(part, number, runs):
             # What stands in a heredoc ends on a line of its own.
             shell = f"{{ {shell}\n}} || true" if "\n" in shell else f"{shell} || true"
@@ -162,7 +162,7 @@ class _Maker(Teller):
             hint="No other platform starts a part of a job: ask for as many tasks as srun starts.",
         )
 
-    def _meeting_names(self, shell: str) -> str:
+    def _meeting_names(self, shell: str, line: int) -> str:
         """The script's own names of where the nodes meet, as the names that every job has."""
         for name in self._body.meeting:
             plain = "$MASTER_PORT" if "PORT" in name.upper() else "$MASTER_ADDR"
@@ -170,4 +170,9 @@ class _Maker(Teller):
                 plain = "$MASTER_ADDR:$MASTER_PORT"
             if name not in ("MASTER_ADDR", "MASTER_PORT"):
                 shell = re.sub(rf"\$\{{{name}(?:\[0\])?\}}|\${name}\b", plain, shell)
+                if re.search(rf"\$\{{[#!]?{name}\b", shell):
+                    raise FormatError(
+                        f"{self._name}, line {line}: ${{{name}...}} names other nodes than the first one.",
+                        hint="Only Slurm names them: have the program ask its launcher, or scontrol, for them.",
+                    )
         return shell

@@ -219,6 +219,9 @@ class _Reader(Counting):
                 self._row(option, f"extra.slurm.{option.name}")
 
     def _export(self, option: Given) -> None:
+        if option.value == "ALL":
+            self._row(option, None, How.EXACT, "sbatch does so by itself.")
+            return
         env: dict[str, str] = {}
         for part in (option.value or "").split(","):
             variable, equals, text = part.partition("=")

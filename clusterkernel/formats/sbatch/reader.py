@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -15,6 +16,7 @@ from clusterkernel.formats.sbatch import body as sbatch_body
 from clusterkernel.formats.sbatch import grammar as sbatch_grammar
 from clusterkernel.formats.sbatch.kept import Body
 from clusterkernel.formats.sbatch.needs import Counts, Needs, needs, shape
+from clusterkernel.formats.shell import effects
 from clusterkernel.formats.shell.values import Variables, names_in
 from clusterkernel.spec import JobSpec, Launcher
 
@@ -184,13 +186,16 @@ def _asked_rows(body: Body, variables: Variables, made: Steps) -> list[SourceFie
     read_there = {name for text in texts for name in names_in(text)}
     set_there = {*body.env, *body.secrets, *body.meeting}
     for line in texts:
-        set_there.update(word.partition("=")[0].rstrip("+") for word in line.replace(";", " ").split() if "=" in word)
+        set_there.update(effects.sets(line))
+    sourced = any(re.match(r"\s*(source|\.|eval|module|ml)\s", line) for line in body.setup)
     for variable in variables.asked:
         known = variable in set_there or variable in _EVERYWHERE or variable.startswith(("SLURM_", "CLUSTERKERNEL_"))
         positional = variable.isdecimal()
         if known or not (variable in read_there or positional):
             continue
         how = f'values={{"{variable}": "..."}} gives it here.'
-        why = f"It is given to sbatch behind the script: {how}" if positional else f"The calling shell has it: {how}"
+        why = f"The calling shell has it{', or a setup line sets it' if sourced else ''}: {how}"
+        if positional:
+            why = f"It is given to sbatch behind the script: {how}"
         rows.append(SourceField(f"${variable}", "", None, f"program.shell.{variable}", How.EXACT, why))
     return rows

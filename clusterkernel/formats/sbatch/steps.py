@@ -11,6 +11,7 @@ from clusterkernel.formats.launch.writer import Meeting, command_line
 from clusterkernel.formats.model import Program, Runs, Step
 from clusterkernel.formats.reporting import Report
 from clusterkernel.formats.sbatch.options import Option
+from clusterkernel.formats.shell import effects
 from clusterkernel.formats.shell.values import names_in
 from clusterkernel.spec import JobSpec, Launcher
 
@@ -129,10 +130,11 @@ class _Writer:
         """Variables that a setup line sets and a step reads, and that nobody exports: a step is another process."""
         lines = [*self._spec.environment.setup, *(step.shell for step in self._program.steps if step.name == "prepare")]
         text = "\n".join(lines)
+        set_there = {name for line in lines for name in effects.sets(line)}
         wanted = []
         for step in self._program.steps:
             for name in names_in(step.shell) if step.runs is not Runs.HEAD else []:
-                sets = re.search(rf"(?m)^\s*{name}\+?=(?!\()", text)
+                sets = name in set_there and not re.search(rf"(?m)^\s*{name}\+?=\(", text)
                 exported = re.search(rf"(?m)^\s*(export|declare -x)\s.*\b{name}\b", text)
                 if sets and not exported and name not in wanted:
                     wanted.append(name)
