@@ -56,6 +56,12 @@ spawn: true
 """
 
 
+def test_a_value_in_a_list_of_names_is_told_how_to_write_it() -> None:
+    with pytest.raises(FormatError, match=r"line 2: env\[0\] = .*Write - WANDB_PROJECT: VALUE\.") as caught:
+        read("provider: modal\nenv:\n  - WANDB_PROJECT=hidden\n")
+    assert "hidden" not in str(caught.value)
+
+
 def read(text: str, **values: str) -> Parsed:
     return cloud_yaml.read(text, name="modal.yaml", values=values)
 

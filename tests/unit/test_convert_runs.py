@@ -132,6 +132,12 @@ def test_what_cannot_be_the_same_is_refused(lines: tuple[str, ...], says: str) -
         convert("\n".join(["#!/bin/bash", *lines, ""]), "slurm")
 
 
+def test_tasks_stay_on_as_many_nodes_as_slurm_likes() -> None:
+    text = convert("#!/bin/bash\n#SBATCH --ntasks=70\nsrun python a.py\n", "slurm").text
+    assert "#SBATCH --ntasks=70\n" in text
+    assert "srun --kill-on-bad-exit=1 --ntasks=70 python a.py\n" in text
+
+
 ARRAYS = {"0-3": "0123", "1-3": "123", "2-8:3": "258", "1,7,4": "147", "5": "5"}
 
 

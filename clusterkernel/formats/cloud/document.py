@@ -75,7 +75,9 @@ class Document:
             pairs: list[tuple[Any, Any]] = list(item.items()) if isinstance(item, dict) else [(item, None)]
             for place, (name, value) in enumerate(pairs):
                 if not isinstance(name, str) or not _NAME.fullmatch(name) or isinstance(value, dict | list):
-                    raise self._wrong(f"{key}[{number}]", "no variable's name", "Write - NAME.")
+                    begin = name.partition("=")[0].strip() if isinstance(name, str) and "=" in name else ""
+                    mend = f"Write - {begin}: VALUE." if _NAME.fullmatch(begin) else "Write - NAME."
+                    raise self._wrong(f"{key}[{number}]", "no variable's name", mend)
                 if place:
                     why = "axolotl reads the first name of an item only."
                     self._row(f"{key}[{number}].{name}", secrets.HIDDEN, None, How.DROPPED, why)

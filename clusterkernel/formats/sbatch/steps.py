@@ -221,7 +221,10 @@ class _Writer:
             words += ["--nodes=1", "--ntasks=1"]
         else:
             each = max(1, tasks // nodes)
-            words += [f"--nodes={nodes}", f"--ntasks={tasks}", f"--ntasks-per-node={each}"]
+            if "nodes" in self._options:
+                words += [f"--nodes={nodes}", f"--ntasks={tasks}", f"--ntasks-per-node={each}"]
+            else:  # Slurm laid the tasks on as many nodes as it liked
+                words.append(f"--ntasks={tasks}")
             if each > spec.tasks_per_node:
                 words.append("--overcommit")
         cpus = self._options.get("cpus-per-task")
