@@ -14,6 +14,8 @@ from tests.unit.making import CEILING
 
 __all__ = ["MARK", "PlainKernel", "held", "ran", "release"]
 
+#: Seconds; less than a test may take.
+HANGS = 200
 ROOT = Path(__file__).resolve().parents[2]
 # What jobs do: each leaves a mark when it runs, so that one that runs twice is seen, and waits for its gate.
 MARK = """
@@ -32,7 +34,8 @@ def work(folder, name, value=None, lines=50):
     return value
 """
 _START = f"""
-import os, signal, sys, threading, time
+import faulthandler, os, signal, sys, threading, time
+faulthandler.dump_traceback_later({HANGS}, exit=True)  # one that hangs tells where
 sys.path.insert(0, {str(ROOT)!r})
 import clusterkernel as ck
 from clusterkernel import submission, lookup
