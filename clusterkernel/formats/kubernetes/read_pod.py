@@ -183,12 +183,13 @@ def command(found: Found, argv: Tree, args: Tree, shape: Shape, *, each: bool) -
     place = last.at(len(last.value) - 1)
     line = (place.line or 0) + ("\n" in text)
     ran = container_reader.read(text, name=found.name, line=line, values=found.env, shape=shape, each=each)
+    one = len(ran.steps) == 1
     # The words that a manifest names are the command: they have one row.
-    put(found, msgspec.structs.replace(ran, rows=tuple(row for row in ran.rows if row.key != "command")))
-    field = f"program.steps.{len(found.steps) - 1}" if ran.steps else None
+    put(found, msgspec.structs.replace(ran, rows=tuple(row for row in ran.rows if row.key != "command" or not one)))
+    field = f"program.steps.{len(found.steps) - 1}" if one else None
     for tree in (argv, args):
         if tree.value:
-            why = "" if ran.steps else "Its lines are told one by one."
+            why = "" if one else "Its lines are told one by one."
             found.row(tree, field, reason=why, value=" ".join(tree.value))
     if "tasks_per_node" in found.values:
         return
