@@ -184,9 +184,7 @@ def _asked_rows(body: Body, variables: Variables, made: Steps) -> list[SourceFie
     texts = [*body.setup, *(step.shell for step in made.steps)]
     texts += [word for step in made.steps for word in step.launcher_args]
     read_there = {name for text in texts for name in names_in(text)}
-    set_there = {*body.env, *body.secrets, *body.meeting}
-    for line in texts:
-        set_there.update(effects.sets(line))
+    set_there = {*body.env, *body.secrets, *body.meeting, *effects.sets("\n".join(texts))}
     sourced = any(re.match(r"\s*(source|\.|eval|module|ml)\s", line) for line in body.setup)
     for variable in variables.asked:
         known = variable in set_there or variable in _EVERYWHERE or variable.startswith(("SLURM_", "CLUSTERKERNEL_"))

@@ -130,13 +130,14 @@ class _Writer:
         """Variables that a setup line sets and a step reads, and that nobody exports: a step is another process."""
         lines = [*self._spec.environment.setup, *(step.shell for step in self._program.steps if step.name == "prepare")]
         text = "\n".join(lines)
-        set_there = {name for line in lines for name in effects.sets(line)}
+        set_there = set(effects.sets(text))
         wanted = []
         for step in self._program.steps:
             for name in names_in(step.shell) if step.runs is not Runs.HEAD else []:
-                sets = name in set_there and not re.search(rf"(?m)^\s*{name}\+?=\(", text)
-                exported = re.search(rf"(?m)^\s*(export|declare -x)\s.*\b{name}\b", text)
-                if sets and not exported and name not in wanted:
+                if name not in set_there or name in wanted:
+                    continue
+                array = re.search(rf"(?m)^\s*{name}\+?=\(", text)
+                if not array and not re.search(rf"(?m)^\s*(export|declare -x)\s.*\b{name}\b", text):
                     wanted.append(name)
         return wanted
 

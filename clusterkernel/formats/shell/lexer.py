@@ -86,6 +86,10 @@ class Lexer:
                     yield token
                 continue
             char = text[at]
+            if char == "\n" and not waiting:
+                at, opens = at + 1, True
+                yield Token(Sort.OPERATOR, "\n", at - 1, at)
+                continue
             if char in " \t\r\v\f\\" and (gap := _GAP.match(text, at)):
                 at = gap.end()
                 continue
