@@ -200,7 +200,7 @@ class Supervisor(object):
         after = processes.oom_kills()
         out_of_memory = after is not None and after > (self._oom_before or 0)
         outcome = verdict.judge(
-            status, report, step is not None, self.timed_out, self.ended_by, out_of_memory, self._told_to_end
+            status, report, argv[0] if step else "", self.timed_out, self.ended_by, out_of_memory, self._told_to_end
         )
         if outcome["state"] == "CANCELLED" and self._is_over_time():
             outcome["overtime"] = True

@@ -41,8 +41,8 @@ def judge(status, report, command, timed_out=False, ended_by=None, out_of_memory
         The wait status of the payload's process.
     report : dict or None
         What the payload said itself.
-    command : bool
-        Whether it was a command, which reports by its exit code alone.
+    command : str
+        The program of a command, which reports by its exit code alone; empty for a payload of ours.
     timed_out : bool
         Whether we ended it for its time limit.
     ended_by : int or None
@@ -76,18 +76,21 @@ def judge(status, report, command, timed_out=False, ended_by=None, out_of_memory
     if signum is not None:
         return outcome("DIED", by_signal(signum), code, signum, **rest)
     if command:
-        return _of_command(code)
+        return _of_command(code, os.path.basename(command))
     reason = "The process ended with exit code %d before it could say how it went." % code
     return outcome("DIED", reason, code, signum, **rest)
 
 
-def _of_command(code):
+def _of_command(code, program):
     if code == 0:
         return outcome("SUCCEEDED", "", 0, result="none")
+    called = "A command" if program in ("bash", "sh", "env") else program  # those say it of what they start
     if code == 127:
-        return outcome("LAUNCH_FAILED", "The command was not found (exit code 127).", code)
+        return outcome(
+            "LAUNCH_FAILED", "%s was not found there (exit code 127): install it, or name its path." % called, code
+        )
     if code == 126:
-        return outcome("LAUNCH_FAILED", "The command could not be started (exit code 126).", code)
+        return outcome("LAUNCH_FAILED", "%s could not be started (exit code 126)." % called, code)
     if 128 < code <= 128 + 64:  # a shell's way to say that what it ran was killed; sys.exit(-1) is 255
         return outcome("DIED", by_signal(code - 128), code, code - 128)
     return outcome("FAILED", "Exit code %d." % code, code)

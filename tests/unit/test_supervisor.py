@@ -87,7 +87,13 @@ def ended(pid: int) -> bool:
         ("exit 3", "FAILED", 3, None, "Exit code 3."),
         ("exit 1", "FAILED", 1, None, "Exit code 1."),
         ("exit 128", "FAILED", 128, None, "Exit code 128."),
-        ("exit 127", "LAUNCH_FAILED", 127, None, "The command was not found (exit code 127)."),
+        (
+            "exit 127",
+            "LAUNCH_FAILED",
+            127,
+            None,
+            "A command was not found there (exit code 127): install it, or name its path.",
+        ),
         ("exit 137", "DIED", 137, 9, "It was ended by SIGKILL (9)."),
         ("kill -9 $$", "DIED", None, 9, "It was ended by SIGKILL (9)."),
         ("kill -SEGV $$", "DIED", None, 11, "It was ended by SIGSEGV (11)."),
@@ -115,6 +121,7 @@ def test_a_command_that_is_not_there_is_told(argv: list[str]) -> None:
     folder = job(*argv)
     assert finish(supervise(folder)) == 127
     assert outcome(folder)["state"] == "LAUNCH_FAILED"
+    assert outcome(folder)["reason"].startswith(f"{argv[0].rpartition('/')[2]} was not found there (exit code 127)")
     complaint = (folder.out() / "stderr").read_text()
     assert "No such file" in complaint
     assert argv[0] in complaint
@@ -178,7 +185,7 @@ def test_what_came_first_is_the_end(said: str, through: float, cause: dict[str, 
     report = {"state": said, "reason": "", "exit_code": code, "error": None, "result": "ok", "through": through}
     report["outputs"] = {"model": {"size": 1, "type": "int", "error": None}}
     told = 101.0 if cause else None
-    ended = verdict.judge(code << 8, report, False, told_to_end=told, **cause)
+    ended = verdict.judge(code << 8, report, "", told_to_end=told, **cause)
     assert (ended["state"], ended["outputs"].keys()) == (state, {"model"})
 
 
