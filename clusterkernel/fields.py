@@ -6,6 +6,7 @@ checked field by field, with the name they used in each error.
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -156,6 +157,17 @@ def _consistent(spec: JobSpec, origins: Mapping[str, str]) -> JobSpec:
             field=origins.get("secrets", "--secrets"),
             hint="Keep the secret.",
         )
+    places: dict[str, str] = {}
+    for volume in spec.storage.volumes:
+        place = posixpath.normpath(volume.mount)
+        if place in places:
+            label = origins.get("volumes", "--volumes")
+            raise SpecError(
+                f"{label}: {places[place]} and {volume.name} are both to be mounted at {place}.",
+                field=label,
+                hint="Give each a folder of its own.",
+            )
+        places[place] = volume.name
     return spec
 
 

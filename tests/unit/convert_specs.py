@@ -97,7 +97,7 @@ STORAGE = st.builds(
     Storage,
     volumes=st.lists(
         st.builds(Volume, name=WORD, mount=WORD.map(lambda word: f"/mnt/{word}")),
-        unique_by=lambda volume: volume.name,
+        unique_by=(lambda volume: volume.name, lambda volume: volume.mount),
         max_size=2,
     ).map(tuple),
     ephemeral_disk=maybe(st.integers(1, 500).map(lambda gib: gib * 1024)),

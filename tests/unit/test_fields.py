@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import string
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,7 @@ def test_none_leaves_the_base() -> None:
         ({"volumes": "data"}, "--volumes = 'data' is not a volume. Write NAME:/MOUNT/POINT."),
         ({"volumes": "data:rel"}, "is not a volume"),
         ({"volumes": {"name": "data"}}, "is not a volume"),
+        ({"volumes": "data:/d,more:/d/"}, "--volumes: data and more are both to be mounted at /d."),
         ({"sbatch": "--comment='a"}, '--sbatch = "--comment=\'a" cannot be split'),
         ({"sbatch": "comment=a"}, "--sbatch: 'comment=a' is not an option."),
         ({"sbatch": 5}, "--sbatch = 5 is not text."),
@@ -232,7 +234,11 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "pairs": st.dictionaries(NAME, st.text(st.characters(codec="utf-8", exclude_characters="\0")), max_size=3),
     "names": st.lists(WORD, max_size=3).map(tuple),
     "lines": st.lists(LINE, max_size=3).map(tuple),
-    "volumes": st.lists(st.builds(Volume, name=NAME, mount=NAME.map("/".__add__)), max_size=3).map(tuple),
+    "volumes": st.lists(
+        st.builds(Volume, name=NAME, mount=NAME.map("/".__add__)),
+        max_size=3,
+        unique_by=lambda volume: posixpath.normpath(volume.mount),
+    ).map(tuple),
     "choice": st.sampled_from(list(Launcher)),
 }
 OPTIONS = st.lists(st.tuples(NAME, LINE).map(lambda pair: f"--{pair[0]}={pair[1]}"), max_size=3).map(tuple)

@@ -60,6 +60,11 @@ def record(wanted: JobSpec, kind: str = "cell", **values: Any) -> JobRecord:
         ({"modal": ["--gpu=h900"]}, "--modal", ("h900",)),
         ({"modal": ["--gpus=h100"]}, "--modal", ("--gpus", "gpu")),
         ({"modal": ["--cpu-limit=many"]}, "--modal", ("many",)),
+        ({"modal": ["--cpu-limit=8"], "cpus_per_task": 16}, "--modal", ("8", "16 cores")),
+        ({"modal": ["--cpu-limit=8"], "cpus_per_task": 4, "tasks_per_node": 4}, "--modal", ("8", "16 cores")),
+        ({"image": "my image:1"}, "--image", ("my image:1",)),
+        ({"image": "-v"}, "--image", ("-v",)),
+        ({"volumes": ["data:/d", "more:/d/"]}, "--volumes", ("data and more", "/d")),
         ({"max_cost": 0.01, "gpus_per_node": "h100:8"}, "--max-cost", ("0.01", "hour")),
         ({"secrets": ["MODAL_TOKEN_ID"]}, "--secrets", ("MODAL_TOKEN_ID",)),
     ],
@@ -77,7 +82,14 @@ def test_bad_input_gets_one_line(values: dict[str, Any], field: str, words: tupl
 @pytest.mark.parametrize(
     ("image", "refused"),
     [
-        ("axolotlai/axolotl:main-py3.9-cu128-2.9.1", False),  # not one that we know to read
+        ("axolotlai/axolotl:main-py3.9-cu128-2.9.1", True),
+        ("python:3.8", True),
+        ("python:3.8.18-slim", True),
+        ("team/image:py38", True),
+        (f"team/image:py3{sys.version_info.minor}", False),
+        ("team/image:py3", False),
+        ("team/happy3.9:cu12.4", False),
+        ("pytorch/pytorch:2.3.9-py3-none", False),
         (f"axolotlai/axolotl:main-py3.{sys.version_info.minor}-cu128-2.9.1", False),
         (f"axolotlai/axolotl:main-py3.{sys.version_info.minor + 1}-cu128-2.9.1", True),
         (f"python:3.{sys.version_info.minor + 1}-slim", True),
@@ -249,6 +261,13 @@ def test_the_advice_does_not_say_that_a_ceiling_has_no_effect() -> None:
     said = [item.message for item in advice.check(spec(max_cost=20, gpus_per_node="h100:8"))]
     assert not any("max-cost" in message for message in said)
     assert any("--qos" in item.message for item in advice.check(spec(qos="high")))
+
+
+def test_an_error_names_each_gpu_once() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(["--gpu=h900"])
+    named = caught.value.hint.partition("one of ")[2].partition(", and")[0].split(", ")  # type: ignore[union-attr]
+    assert len(named) == len(set(named)) > 5
 
 
 def test_options_are_read() -> None:

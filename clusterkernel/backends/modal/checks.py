@@ -9,7 +9,7 @@ from typing import Final
 
 from clusterkernel.backends.modal import app, prices
 from clusterkernel.backends.modal.options import parse
-from clusterkernel.errors import SpecError
+from clusterkernel.errors import SpecError, shown
 from clusterkernel.formats.modal import limits as modal_limits
 from clusterkernel.spec import JobSpec
 from clusterkernel.units import format_duration, format_memory
@@ -29,6 +29,8 @@ _LEFT_OUT: Final = MappingProxyType(
     {"account": "Modal charges the workspace", "qos": "Modal has no quality of service", "priority": "Modal has none"}
 )
 _REGION: Final = re.compile(r"[a-z]{2,3}(-[a-z]+)*(-[0-9])?")
+#: As registries have it: host, path, tag, digest.
+_IMAGE: Final = re.compile(r"(?:(?:docker|oras|dockerd)://)?[A-Za-z0-9][\w.#/:@+-]*", re.ASCII)
 #: Pythons that Modal's own image can have (the client's list of 2026).
 _PYTHONS: Final = range(10, 15)
 
@@ -41,7 +43,21 @@ def check(spec: JobSpec) -> None:
     SpecError
         The first such field.
     """
-    parse(spec.extra.get("modal", ()))
+    options = parse(spec.extra.get("modal", ()))
+    cores = (spec.resources.cpus_per_task or 0) * spec.ranks_per_node
+    if options.cpu_limit is not None and options.cpu_limit < cores:
+        raise SpecError(
+            f'--modal "--cpu-limit={options.cpu_limit:g}" is below the {cores} cores asked for.',
+            field="--modal",
+            hint="Raise the limit or lower --cpus-per-task.",
+        )
+    image = spec.environment.image
+    if image is not None and not _IMAGE.fullmatch(image):
+        raise SpecError(
+            f"--image = {shown(image)} is no name of an image.",
+            field="--image",
+            hint="Write it as pytorch/pytorch:2.7.1-cuda12.8-cudnn9-runtime.",
+        )
     prices.affordable(spec)
     for limit in modal_limits.limits(spec):
         flag = "--" + limit.field.replace("_", "-")

@@ -89,7 +89,11 @@ def parse(options: Iterable[str]) -> Options:
         if key not in known:
             raise _error(option, "is no option of Modal's", nearest(key, known) or "Write --pip=PACKAGE.")
         if not equals or not known[key](value):
-            hint = f"Write one of {', '.join(gpu_names.MODAL.values())}, and at most 8." if key == "gpu" else ""
+            hint = (
+                f"Write one of {', '.join(dict.fromkeys(gpu_names.MODAL.values()))}, and at most 8."
+                if key == "gpu"
+                else ""
+            )
             raise _error(option, f"has a value that is no {key}", hint or f"Write --{key}=VALUE.")
         if key in _SEVERAL:
             several.setdefault(key, []).append(value)

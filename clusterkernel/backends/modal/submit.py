@@ -31,7 +31,7 @@ __all__ = ["cancel", "clear", "find", "refuse_image", "submit", "text", "withdra
 LARGEST: Final = 4 << 30
 _AT_ONCE: Final = 8
 _RATES_PATIENCE: Final = 10.0
-_PYTHON: Final = re.compile(r"(?:py|python:?)-?3\.?(1[0-9])(?![0-9])")
+_PYTHON: Final = re.compile(r"(?<![A-Za-z])(?:py|python:?)-?3(?:\.(\d{1,2})|(1\d|[6-9]))(?!\d)", re.ASCII)
 
 
 def refuse_image(record: JobRecord) -> None:
@@ -46,12 +46,13 @@ def refuse_image(record: JobRecord) -> None:
     if image is None or record.payload.kind == "command":
         return
     told = _PYTHON.search(image)
-    if told is not None and int(told[1]) != sys.version_info.minor:
+    minor = int(told[1] or told[2]) if told else sys.version_info.minor
+    if minor != sys.version_info.minor:
         here = f"3.{sys.version_info.minor}"
         raise SpecError(
-            f"--image = {image} has Python 3.{told[1]}, and this notebook {here}: cells and functions need the same.",
+            f"--image = {image} has Python 3.{minor}, and this notebook {here}: cells and functions need the same.",
             field="--image",
-            hint=f"Choose an image with Python {here}, or a kernel with Python 3.{told[1]}.",
+            hint=f"Choose an image with Python {here}, or a kernel with Python 3.{minor}.",
         )
 
 
