@@ -30,6 +30,7 @@ is reported as dropped: the target has no place for it.
 from __future__ import annotations
 
 import enum
+import re
 import shlex
 
 import msgspec
@@ -107,6 +108,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     def axolotl(self) -> bool:
         """Whether the command is axolotl's, which takes its launcher as an option."""
         return self.shell.split(None, 1)[:1] == ["axolotl"]
+
+    @property
+    def is_lines(self) -> bool:
+        """Whether it is lines of a script, which change its shell, and after which it goes on in any case."""
+        return re.fullmatch(r"prepare\d*", self.name) is not None and self.runs is Runs.HEAD
 
     @property
     def argv(self) -> tuple[str, ...] | None:

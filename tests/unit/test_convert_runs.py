@@ -64,6 +64,16 @@ SAME = {
     "printf -v, for srun": ("printf -v NAME '%03d' 7", "srun -l python a.py --name $NAME $SLURM_PROCID"),
     "functions": ("pick() { M=big; }", "pick", "python a.py --m $M"),
     "arrays": ("ARGS=(--a 'b c' --d)", 'ARGS+=("$SLURM_JOB_ID")', 'python a.py "${ARGS[@]}"'),
+    "a place of an array": ("S=(1 2 3)", "I=1", "python a.py ${S[$I]} ${S[$((I % 2))]} ${S[-1]} ${S[@]:1} ${#S[@]}"),
+    "a task's place of an array": ("S=(1 2 3)", "srun python a.py ${S[$SLURM_ARRAY_TASK_ID]}"),
+    "a task's place of an array, inside": (
+        "S=(1 2 3)",
+        "srun apptainer exec x.sif python a.py ${S[SLURM_ARRAY_TASK_ID]}",
+    ),
+    "parts of a value": ("C=c/a.yaml", 'srun python a.py ${C##*/} ${C%.yaml} $(basename $C) "${C^^}"'),
+    "one or the other": ("python a.py && echo ok || echo bad",),
+    "nothing behind exit": ("python a.py", "exit 0", "python b.py"),
+    "a status behind the last": ("python a.py", "cp nothing out.txt", "echo done"),
     "quotes": ("X='a b'", 'python a.py $X "$X" \'$X\' "${X}c" \\$X'),
     "trap at the end": ("trap 'echo over' EXIT", "python a.py"),
     "the folder": ("mkdir -p sub", "cd sub", "python a.py"),
@@ -82,6 +92,13 @@ FAILS = {
     "goes on": ("python a.py", "python b.py"),
     "goes on behind a document": ("python a.py <<'X'", "y", "X", "python b.py"),
     "and": ("python a.py && python b.py",),
+    "one or the other": ("python a.py && echo ok || echo bad",),
+    "or exit": ("python a.py || exit 5", "python b.py"),
+    "or a message": ("M='went wrong'", 'python a.py || echo "$M" > out.txt', "cat out.txt"),
+    "axolotl may fail": (
+        "axolotl train a.py --launcher accelerate -- --num_machines=1 --num_processes=1 || true",
+        "python b.py",
+    ),
 }
 
 
@@ -101,7 +118,7 @@ def both(lines: tuple[str, ...], programs: Path, folder: Path, **environ: str) -
 
 @pytest.mark.parametrize("case", SAME)
 def test_it_makes_the_same_calls(case: str, programs: Path, tmp_path: Path) -> None:
-    both(SAME[case], programs, tmp_path)
+    both(SAME[case], programs, tmp_path, SLURM_ARRAY_TASK_ID="1")
 
 
 @pytest.mark.parametrize("case", FAILS)
@@ -123,6 +140,7 @@ def test_it_ends_in_the_same_way(case: str, programs: Path, tmp_path: Path) -> N
     [
         (("#SBATCH --gpus-per-node=4", "mpirun -np 4 python a.py"), "mpirun starts 4 processes where the job has 1"),
         (("nodes=($(scontrol show hostnames))", "python a.py --peer ${nodes[1]}"), "other nodes than the first"),
+        (("srun python a.py || touch failed", "python b.py"), "depends on"),
         (("A=1 torchrun a.py", "A=2 torchrun b.py"), "A has another value"),
         (("srun --export=ALL,A=1 python a.py", "srun --export=ALL,A=2 python b.py"), "A has another value"),
     ],
@@ -130,6 +148,21 @@ def test_it_ends_in_the_same_way(case: str, programs: Path, tmp_path: Path) -> N
 def test_what_cannot_be_the_same_is_refused(lines: tuple[str, ...], says: str) -> None:
     with pytest.raises(FormatError, match=says):
         convert("\n".join(["#!/bin/bash", *lines, ""]), "slurm")
+
+
+@pytest.mark.parametrize(
+    ("behind", "written", "why"),
+    [
+        ("|| exit 5", "--label python a.py || exit\n", "the status of its step"),
+        ("|| echo bad", "--label bash -c 'python a.py || true' || exit\n", "only prints"),
+        ("&& echo good || echo bad", "--label bash -c 'python a.py || true' || exit\n", "only prints"),
+    ],
+)
+def test_what_follows_srun_is_told(behind: str, written: str, why: str) -> None:
+    done = convert(f"#!/bin/bash\nsrun --label python a.py {behind}\npython b.py\n", "slurm")
+    assert written in done.text
+    [row] = [row for row in done.rows if row.how is How.CHANGED]
+    assert why in row.reason
 
 
 def test_tasks_stay_on_as_many_nodes_as_slurm_likes() -> None:
@@ -195,6 +228,17 @@ def test_a_task_sees_the_gpus_that_srun_would_show_it(
     ran = shell_runs.run("#!/bin/bash\n" + on_platform(platform, text), programs, tmp_path / "run")
     assert {call.partition("CUDA_VISIBLE_DEVICES=")[2].partition(" ")[0] for call in ran.calls} == devices
     assert ran.status == 0
+
+
+@pytest.mark.parametrize("platform", ["kubernetes", "modal"])
+@pytest.mark.parametrize(
+    "trap", ["trap 'touch over' EXIT", "clean() {\n  touch over\n}\nfalse\ntrap clean EXIT\nfalse"]
+)
+def test_a_container_keeps_the_traps(platform: str, trap: str, programs: Path, tmp_path: Path) -> None:
+    text = f"#!/bin/bash\n#SBATCH --container-image=a/b:1\n{trap}\npython a.py\n"
+    ran = shell_runs.run("#!/bin/bash\n" + on_platform(platform, text), programs, tmp_path / "run", {"FAILS": "a.py"})
+    assert (ran.calls, ran.status) == (["python [a.py] in work"], 3)
+    assert "over" in ran.files
 
 
 def test_a_variable_of_a_container_is_the_jobs() -> None:

@@ -139,7 +139,8 @@ def _step(
     if step.runs is Runs.HEAD and nodes > 1 and not place.shared:
         why = f"{place.platform} gives the nodes no files in common, so that each node does it."
     elif step.runs is Runs.HEAD and nodes > 1:
-        lines = [f'if [ "{place.meeting.rank}" = 0 ]; then', *_indented(_guarded(command, last=False))]
+        inner = command.splitlines() if step.is_lines else _guarded(command, last=False)
+        lines = [f'if [ "{place.meeting.rank}" = 0 ]; then', *_indented(inner)]
         if any(later.launched for later in steps[position + 1 :]):
             # The first node listens there as soon as it has come to the launch.
             lines += ["else", '    until (exec 3<>"/dev/tcp/$MASTER_ADDR/$MASTER_PORT") 2>/dev/null; do sleep 5; done']
@@ -155,7 +156,9 @@ def _step(
             *_ranks(command, nodes, ranks, place, _gpus_of_a_rank(program, step)),
         ]
     _tell(report, number, key, step, why)
-    return [marker(step.name), *_guarded(command, last=last)]
+    traps = any(re.search(r"\btrap\b", text) for text in (*spec.environment.setup, *(one.shell for one in steps)))
+    plain = step.is_lines or (last and traps)  # a trap is the shell's, which therefore stays
+    return [marker(step.name), *(command.splitlines() if plain else _guarded(command, last=last))]
 
 
 def _tell(report: Report, number: int, key: str, step: Step, why: str) -> None:

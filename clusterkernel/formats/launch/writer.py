@@ -6,12 +6,16 @@ has rank 0, and the port and the id belong to the job.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from clusterkernel.formats.model import Step
 from clusterkernel.spec import JobSpec, Launcher
 
 __all__ = ["Meeting", "command_line"]
+
+_OR_TRUE: Final = " || true"  # behind a step that may fail
 
 
 class Meeting(msgspec.Struct, frozen=True):
@@ -65,7 +69,8 @@ def command_line(spec: JobSpec, step: Step, meeting: Meeting) -> str:
         words = [*_torchrun(spec, meeting), *step.launcher_args]
         program = "torchrun"
     if step.axolotl:
-        return " ".join([step.shell, "--launcher", program.split()[0], "--", *words])
+        shell = step.shell.removesuffix(_OR_TRUE)
+        return " ".join([shell, "--launcher", program.split()[0], "--", *words]) + step.shell[len(shell) :]
     return " ".join([program, *words, step.shell])
 
 

@@ -94,6 +94,8 @@ class _Walker(Keeper):
             launches = len(self.body.parts)
             self._chain(chain)
             self._just_launched = len(self.body.parts) > launches
+            if len(chain) == 1 and chain[0].words[:1] == ("exit",):
+                return
 
     # -- chains -----------------------------------------------------------------------
 
@@ -114,16 +116,44 @@ class _Walker(Keeper):
         elif not any(self._launches(statement) for statement in chain):
             self._opaque(chain)
         elif self._launches(chain[0]) and not any(self._launches(statement) for statement in chain[1:]):
-            if operators == {"||"} and chain[-1].words in (("true",), (":",)):
-                chain = [msgspec.structs.replace(chain[0], words=(*chain[0].words, *_OR_TRUE))]
-            self._simple(chain[0])
-            for statement in chain[1:]:
-                key = f"{statement.before} {statement.words[0] if statement.words else ''}".strip()
-                if statement.before == "|":
-                    why = "The platform keeps what the job prints."
-                    self._row(statement.line, key, statement.text, None, How.DROPPED, why)
-                else:
-                    self._row(statement.line, key, statement.text, None, why="A job ends where its step fails.")
+            self._followed(chain)
+        else:
+            self._refuse(chain)
+
+    def _followed(self, chain: Sequence[Statement]) -> None:
+        """A launch, with what its output goes through, and what runs only if it did well, or only if it did not."""
+        pipes = 0
+        for statement in chain[1:]:
+            if statement.before != "|":
+                break
+            pipes += 1
+            why = "The platform keeps what the job prints."
+            key = f"| {statement.words[0] if statement.words else ''}".strip()
+            self._row(statement.line, key, statement.text, None, How.DROPPED, why)
+        first, behind = chain[0], chain[1 + pipes :]
+        launch = take_apart(first, self.variables, self._name)
+        shells = launch.srun is None and launch.mpirun is None and not launch.axolotl  # it can be a part of the step
+        exits = len(behind) == 1 and behind[0].before == "||" and behind[0].words[:1] == ("exit",)
+        if not behind or (len(behind) == 1 and behind[0].before == "||" and behind[0].words in (("true",), (":",))):
+            may_fail = _OR_TRUE if behind else ()
+            self._simple(msgspec.structs.replace(first, words=(*first.words, *may_fail)))
+        elif chain[-1].background or any("<<" in redirect for one in chain for redirect in one.redirects):
+            self._refuse(chain)
+        elif shells:
+            text = self._hide(_joined(behind), first.line, quoted=False)
+            self._need(effects.reads(text, self._assigned))
+            self._simple(first, guards=exits)
+            found = self.body.parts[-1]
+            assert isinstance(found, Found)
+            found.launch.program.append(Word(f"{behind[0].before} {text}", None))
+        elif exits:
+            self._simple(first, guards=True)
+            how = How.CHANGED if behind[0].words[1:] else How.EXACT
+            why = "A job ends with the status of its step."
+            self._row(behind[0].line, "|| exit", behind[0].text, None, how, why)
+        elif behind[-1].before == "||" and all(one.words[:1] in (("echo",), ("printf",)) for one in behind):
+            self._simple(msgspec.structs.replace(first, words=(*first.words, *_OR_TRUE)))
+            self._row(behind[0].line, behind[0].words[0], _joined(behind), None, How.CHANGED, "It only prints.")
         else:
             self._refuse(chain)
 
@@ -249,7 +279,7 @@ class _Walker(Keeper):
 
     def _other(self, statement: Statement) -> None:
         raw = statement.words
-        if self._launched and self._ends(statement):
+        if self._launched and self._ends(statement) and not isinstance(self.body.parts[-1], str):
             prints = raw[0] in ("echo", "date", "printf")
             if prints and self._goes_on():
                 self._row(statement.line, raw[0], statement.text, None, How.CHANGED, "It only prints.")
@@ -414,6 +444,8 @@ class _Walker(Keeper):
             statement = msgspec.structs.replace(statement, words=statement.words[:-2])
         launch = take_apart(statement, self.variables, self._name)
         line = statement.line
+        open_ = " ".join(word.shell for word in self.variables.words(statement.words) if word.value is None)
+        self._need(effects.reads(open_, self._assigned))
         for text in launch.before:
             self._pass_on(line, text, key=text.split(None, 1)[0])
         for name, word in launch.env:

@@ -196,7 +196,7 @@ class _Writer:
         spec = self._spec
         meeting = Meeting("$SLURM_NODEID", "$MASTER_ADDR", "$MASTER_PORT", "$SLURM_JOB_ID")
         command = command_line(spec, step, meeting)
-        if step.name.startswith("prepare") and step.runs is Runs.HEAD:
+        if step.is_lines:
             return command.splitlines()
         inside = self._image is not None and bool(self._container)
         tasks = self._tasks(step)
@@ -264,8 +264,9 @@ def _word(text: str) -> str:
 def _shielded(command: str, *, always: bool) -> str:
     """A command as words that another program starts: by a shell of its own where it needs one."""
     plain = not any(char in command for char in "|&;<>()\n") and not command.split("=", 1)[0].isidentifier()
-    inner = bool(re.search(r"\$\{?(SLURM_|MASTER_|RANK|LOCAL_RANK|NODE_RANK)", command))
-    if plain and not inner and (not always or "$" not in command):
+    inner = bool(re.search(r"\$\{?(SLURM_(?!ARRAY_|JOB_)|MASTER_|RANK|LOCAL_RANK|NODE_RANK)", command))
+    array = bool(re.search(r"\$\{#?\w+\[", command))  # no other shell has it
+    if plain and not inner and (not always or array or "$" not in command):
         return command
     arguments = ' bash "$@"' if re.search(r"\$(\{?\d|[@*])", command) else ""
     return f"bash -c {shlex.quote(command)}{arguments}"
