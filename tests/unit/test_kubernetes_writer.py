@@ -22,7 +22,7 @@ from clusterkernel.fields import build
 from clusterkernel.formats.kubernetes import words
 from clusterkernel.formats.kubernetes import writer as kubernetes
 from clusterkernel.formats.kubernetes.yaml import dump, load
-from clusterkernel.formats.model import How, Program, Runs, Step
+from clusterkernel.formats.model import How, Mount, Program, Runs, Step
 from clusterkernel.spec import Array, JobSpec, Stage
 from tests.unit.kubernetes_judge import judge
 from tests.unit.specs import kept, kinds, programs, specs
@@ -302,9 +302,10 @@ def test_recovery_from_disruptions() -> None:
     assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
 
 
-def test_two_volumes_at_one_place_are_refused() -> None:
+def test_a_volume_and_a_folder_of_the_node_at_one_place_are_refused() -> None:
+    program = msgspec.structs.replace(RUN, mounts=(Mount("/srv", "/data/"),))
     with pytest.raises(SpecError, match="two of the places are /data"):
-        kubernetes.write(spec(volumes="a:/data,b:/data/"), RUN)
+        kubernetes.write(spec(volumes="a:/data"), program)
 
 
 def test_a_manifest_without_a_program_is_refused() -> None:
