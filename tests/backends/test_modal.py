@@ -332,6 +332,22 @@ def test_a_job_whose_containers_cannot_start_does_not_wait_for_ever(
     until(lambda: idle(modal_server), "its call is cancelled")
 
 
+def test_a_job_whose_containers_end_without_a_word_says_what_it_waits_for(
+    platform: platforms.Platform, modal_server: ModalServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    written, gate = app.text, tmp_path / "gate"
+    line = f"import os; os.path.exists({str(gate)!r}) or os._exit(127)"
+    monkeypatch.setattr(app, "text", lambda *a, **k: f"{written(*a, **k)}\n\nif not modal.is_local():\n    {line}\n")
+    monkeypatch.setattr(startup, "_FIRST", 0.5)
+    monkeypatch.setattr(startup, "_USUAL", 0.5)
+    job = platform.executor().submit(int)
+    until(lambda: job.reason in (startup._NONE_YET, startup._NOT_TAKEN), "it says what it waits for")
+    assert job.state is JobState.QUEUED
+    gate.touch()
+    assert job.result(LIMIT) == 0
+    assert job.reason == ""
+
+
 # -- retries, time, pre-emption -------------------------------------------------
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+import msgspec
+
 from clusterkernel.backends.base import Observation
 from clusterkernel.backends.modal import app
 from clusterkernel.backends.modal.client import connect, library, speaking
@@ -61,8 +63,11 @@ class Poller:
             }
             with ThreadPoolExecutor(min(_AT_ONCE, len(calls))) as pool:
                 seen = list(pool.map(lambda task: self._task(task, calls[task], every[task]), every))
-            if all(one.state is JobState.QUEUED for one in seen) and (said := self._startup.failed()):
-                seen = self._give_up({task: every[task][str(task)] for task in every}, said) or seen
+            if all(one.state is JobState.QUEUED for one in seen):
+                if said := self._startup.failed():
+                    seen = self._give_up({task: every[task][str(task)] for task in every}, said) or seen
+                elif why := self._startup.waits_for:
+                    seen = [msgspec.structs.replace(one, reason=why) for one in seen]
             over = over and all(_ended(parts) or _failed(parts[str(task)]) for task, parts in every.items())
             if over and not progress.cleared:
                 progress.cleared = True

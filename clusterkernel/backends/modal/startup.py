@@ -2,7 +2,9 @@
 
 Modal starts such containers again and again, and the call waits. Some ends it
 makes the call's own in time (what the function's file raised, says its
-client); of others only the app's log tells.
+client); of others only the app's log tells. Of those that end without a word
+nothing tells: then the job's reason says that it has waited for long, and
+whether there are containers at all.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+from clusterkernel.backends.modal.app import FIRST, FUNCTION
 from clusterkernel.backends.modal.client import library
 from clusterkernel.files import make_private, write_atomic
 from clusterkernel.jobfolder import JobFolder
@@ -25,6 +28,12 @@ _QUIET: Final = 30.0
 # Seconds until the log is first looked at, and the longest time between two looks.
 _FIRST, _LONGEST = 5.0, 30.0
 _ENTRIES: Final = 200
+# Seconds that a job may wait before it is said what for.
+_USUAL: Final = 120.0
+_NONE_YET: Final = (
+    'Modal has started no container for it yet: what it asks for may be taken; --modal "--gpu=TYPE" names others.'
+)
+_NOT_TAKEN: Final = "Modal starts containers for it, but none has taken the job yet: its app's page shows what they do."
 
 
 class Startup:
@@ -46,6 +55,8 @@ class Startup:
         self._folder, self._app, self._client, self._environment = folder, app, client, environment
         self._pause = _FIRST
         self._due = time.monotonic() + self._pause
+        self._since = time.monotonic()
+        self.waits_for = ""  # as far as Modal tells, once it has waited for long
 
     def failed(self) -> str:
         """The last line of containers that ended too early; empty where nothing says that, or it is too soon."""
@@ -55,7 +66,11 @@ class Startup:
         self._pause = min(self._pause * 1.5, _LONGEST)
         self._due = time.monotonic() + self._pause
         said = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return said if ended(last) >= _ENOUGH else ""
+        if ended(last) >= _ENOUGH:
+            return said
+        if time.monotonic() - self._since >= _USUAL:
+            self.waits_for = _NOT_TAKEN if self._containers() else _NONE_YET
+        return ""
 
     def keep(self, call: str) -> None:
         """Keep what the containers printed where `Job.logs` looks for it."""
@@ -64,6 +79,16 @@ class Startup:
             path = self._folder.launch_log(call)
             make_private(path.parent)
             write_atomic(path, "\n".join([*lines, ""]).encode("utf-8", "surrogateescape"))
+
+    def _containers(self) -> int:
+        """How many containers the job's functions have."""
+        modal, found = library(), 0
+        for name in (FIRST, FUNCTION):
+            with contextlib.suppress(modal.exception.NotFoundError):  # not every job has a first step
+                function = modal.Function.from_name(self._app, name, environment_name=self._environment)
+                function.hydrate(self._client)
+                found += function.get_current_stats().num_total_runners
+        return found
 
     def _log(self) -> tuple[dict[str, float], list[str]]:
         """When each container last wrote to the app's log, and that log's last lines."""
