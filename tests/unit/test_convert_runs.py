@@ -74,6 +74,8 @@ SAME = {
     "one or the other": ("python a.py && echo ok || echo bad",),
     "nothing behind exit": ("python a.py", "exit 0", "python b.py"),
     "a status behind the last": ("python a.py", "cp nothing out.txt", "echo done"),
+    "where it was": ("R=$PWD", "mkdir sub; cd sub", 'python a.py "$(basename $R)" "${PWD##*/}"'),
+    "what it adds to": ('export MOD="x:$MOD"', 'python a.py "$MOD"'),
     "quotes": ("X='a b'", 'python a.py $X "$X" \'$X\' "${X}c" \\$X'),
     "trap at the end": ("trap 'echo over' EXIT", "python a.py"),
     "the folder": ("mkdir -p sub", "cd sub", "python a.py"),
@@ -86,6 +88,7 @@ FAILS = {
     "status that is kept on one line": ("python a.py; rc=$?", "exit $rc"),
     "status that is looked at": ("python a.py", "if [ $? -ne 0 ]; then exit 3; fi", "python b.py"),
     "a trap": ("trap 'echo over' EXIT", "python a.py"),
+    "a helper whose status is waited for": ("python a.py &", "P=$!", "sleep 0", "wait $P", "exit $?"),
     "the last": ("python b.py", "python a.py"),
     "set -e": ("set -e", "python a.py", "python b.py"),
     "may fail": ("python a.py || true", "python b.py"),
@@ -239,6 +242,16 @@ def test_a_container_keeps_the_traps(platform: str, trap: str, programs: Path, t
     ran = shell_runs.run("#!/bin/bash\n" + on_platform(platform, text), programs, tmp_path / "run", {"FAILS": "a.py"})
     assert (ran.calls, ran.status) == (["python [a.py] in work"], 3)
     assert "over" in ran.files
+
+
+@pytest.mark.parametrize("platform", ["kubernetes", "modal"])
+@pytest.mark.parametrize(("asks", "threads"), [("", "1"), (" --cpus-per-task=3", "3")])
+def test_a_count_of_cpus_is_set_where_slurm_sets_it(
+    platform: str, asks: str, threads: str, programs: Path, tmp_path: Path
+) -> None:
+    text = f"#!/bin/bash\n#SBATCH --container-image=a/b:1{asks}\npython a.py ${{SLURM_CPUS_PER_TASK:-1}}\n"
+    ran = shell_runs.run("#!/bin/bash\n" + on_platform(platform, text), programs, tmp_path / "run")
+    assert ran.calls == [f"python [a.py] [{threads}] in work"]
 
 
 def test_a_variable_of_a_container_is_the_jobs() -> None:

@@ -97,7 +97,8 @@ class _Maker(Teller):
         """Whether the script would go on after a failure of what only prepares."""
         launch = part.launch
         plain = launch.srun is None and launch.launcher is Launcher.NONE and not launch.axolotl
-        return plain and runs is Runs.HEAD and not part.checked and self._stops_here(part, number)
+        alone = runs is Runs.HEAD and not part.background  # whoever waits for it wants its status
+        return plain and alone and not part.checked and self._stops_here(part, number)
 
     def _stops_here(self, part: Found, number: int) -> bool:
         """Whether a failure ends the job, but not the script."""

@@ -27,6 +27,8 @@ _NAMED: Final = re.compile(r"\$\{?([A-Za-z_]\w*)", re.ASCII)
 _REFERENCE: Final = re.compile(r"\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*\}|\$\(\([^()]*\)\)", re.ASCII)
 _CALCULATED: Final = re.compile(r"\$?\b([A-Za-z_]\w*)\b|\$\{([A-Za-z_]\w*)\}", re.ASCII)
 _SIMPLE: Final = re.compile(r"\$(?:[A-Za-z_]\w*|[0-9@*#?$!-])", re.ASCII)
+#: What a shell itself changes from line to line.
+_CHANGING: Final = ("PWD", "OLDPWD", "RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "LINENO", "REPLY")
 _LONGEST: Final = 30_000
 
 
@@ -67,6 +69,8 @@ class Variables:
         self._scan(raw, fields, False)
         open_ = [piece.text for piece in fields[0] if not piece.literal]
         if len(fields) > 1 or not open_ or not all(_REFERENCE.fullmatch(text) for text in open_):
+            return False
+        if not {name, *_CHANGING}.isdisjoint(names_in(" ".join(open_))):
             return False
         self._partly[name] = merged(fields[0])
         for text in open_:
