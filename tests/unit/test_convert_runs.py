@@ -168,6 +168,35 @@ def test_what_follows_srun_is_told(behind: str, written: str, why: str) -> None:
     assert why in row.reason
 
 
+TRAP = "trap 'touch seen; kill $PID' USR1"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (TRAP, "bash wait.sh &", "PID=$!", "wait $PID"),
+        (TRAP, "bash wait.sh &", "PID=$!", 'wait "$PID"', "echo over"),
+        (TRAP, "bash wait.sh &", "PID=$!", "wait $PID", "cp input.txt kept.txt"),
+        ("bash wait.sh &", "PID=$!", TRAP, "wait ${PID}", "rc=$?", "exit $rc"),
+        ("handler() {", "touch seen; kill $PID", "}", "trap handler USR1", "bash wait.sh &", "PID=$!", "wait"),
+    ],
+)
+def test_a_trap_runs_while_the_step_does(lines: tuple[str, ...], programs: Path, tmp_path: Path) -> None:
+    done = convert("\n".join(["#!/bin/bash", "#SBATCH --signal=B:USR1@60", *lines, ""]), "slurm")
+    # The step asks for the signal itself, and would end by itself only long after.
+    step = "cat > wait.sh <<'X'\nkill -USR1 $PPID\nexec sleep 30\nX\n"
+    text = done.text.replace("#!/bin/bash\n", f"#!/bin/bash\n{step}", 1)
+    ran = shell_runs.run(text, programs, tmp_path / "run")
+    assert "seen" in ran.files, done.text
+    assert ("kept.txt" in ran.files) == ("cp input.txt kept.txt" in lines)
+
+
+def test_launches_at_once_are_no_waits() -> None:
+    text = "#!/bin/bash\nsrun -n1 python a.py &\nsrun -n1 python b.py &\nwait\n"
+    with pytest.raises(FormatError, match="2 commands run at once"):
+        convert(text, "slurm")
+
+
 def test_tasks_stay_on_as_many_nodes_as_slurm_likes() -> None:
     text = convert("#!/bin/bash\n#SBATCH --ntasks=70\nsrun python a.py\n", "slurm").text
     assert "#SBATCH --ntasks=70\n" in text

@@ -71,6 +71,8 @@ class Body(msgspec.Struct, kw_only=True):
         How often it may start in all, where it queues itself again.
     backoff : int
         Seconds before another start.
+    process : str
+        The variable that names the process of the last launch, which a trap works beside; ``!`` for none.
     meeting : set of str
         Variables that say where the nodes meet.
     rows : list of SourceField
@@ -84,6 +86,7 @@ class Body(msgspec.Struct, kw_only=True):
     workdir: str = ""
     attempts: int = 1
     backoff: int = 0
+    process: str = ""
     meeting: set[str] = set()
     rows: list[SourceField] = []
 
