@@ -76,6 +76,11 @@ SAME = {
     "a status behind the last": ("python a.py", "cp nothing out.txt", "echo done"),
     "where it was": ("R=$PWD", "mkdir sub; cd sub", 'python a.py "$(basename $R)" "${PWD##*/}"'),
     "what it adds to": ('export MOD="x:$MOD"', 'python a.py "$MOD"'),
+    "patterns": ("P='*.txt'", 'python a.py $P "$P" --x=$P'),
+    "a name in a value": ("N=V", "V=x", "python a.py ${!N}"),
+    "toward nothing": ("python a.py $((7 / -2)) $((-7 % 4))",),
+    "a file that sets": ("OVERRIDE=a", "source ./settings.sh", "python a.py $OVERRIDE"),
+    "a file that reads": ("X=big", 'echo "Y=$X-\\$X" > read.sh', ". ./read.sh", 'python a.py "$Y"'),
     "quotes": ("X='a b'", 'python a.py $X "$X" \'$X\' "${X}c" \\$X'),
     "trap at the end": ("trap 'echo over' EXIT", "python a.py"),
     "the folder": ("mkdir -p sub", "cd sub", "python a.py"),
@@ -91,6 +96,7 @@ FAILS = {
     "a helper whose status is waited for": ("python a.py &", "P=$!", "sleep 0", "wait $P", "exit $?"),
     "the last": ("python b.py", "python a.py"),
     "set -e": ("set -e", "python a.py", "python b.py"),
+    "set +e": ("set -e", "python b.py", "set +e", "python a.py", "set -e", "python c.py"),
     "may fail": ("python a.py || true", "python b.py"),
     "goes on": ("python a.py", "python b.py"),
     "goes on behind a document": ("python a.py <<'X'", "y", "X", "python b.py"),
@@ -195,6 +201,12 @@ def test_launches_at_once_are_no_waits() -> None:
     text = "#!/bin/bash\nsrun -n1 python a.py &\nsrun -n1 python b.py &\nwait\n"
     with pytest.raises(FormatError, match="2 commands run at once"):
         convert(text, "slurm")
+
+
+@pytest.mark.parametrize("behind", ["echo done", "date", "true"])
+def test_a_status_that_the_last_line_would_hide_is_told(behind: str) -> None:
+    [row] = [row for row in convert(f"#!/bin/bash\npython a.py\n{behind}\n", "slurm").rows if row.how is How.CHANGED]
+    assert (row.value, row.reason) == (behind, "A job ends with the status of its last step.")
 
 
 def test_tasks_stay_on_as_many_nodes_as_slurm_likes() -> None:

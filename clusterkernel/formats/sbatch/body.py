@@ -325,8 +325,11 @@ class _Walker(Keeper):
                 self._row(
                     statement.line, "exit", statement.text, None, How.CHANGED, "A job ends as its last step does."
                 )
-            else:
+            elif raw[0] in ("wait", "exit"):
                 self._row(statement.line, raw[0], statement.text, None, why="A job ends behind its last step.")
+            else:
+                why = "A job ends with the status of its last step."
+                self._row(statement.line, raw[0], statement.text, None, How.CHANGED, why)
             return
         if raw[0] == ":" and (must := [found for word in raw[1:] for found in _MUST.findall(word)]):
             for name in must:
