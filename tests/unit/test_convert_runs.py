@@ -74,6 +74,13 @@ SAME = {
     "one or the other": ("python a.py && echo ok || echo bad",),
     "nothing behind exit": ("python a.py", "exit 0", "python b.py"),
     "a status behind the last": ("python a.py", "cp nothing out.txt", "echo done"),
+    "where it was": ("R=$PWD", "mkdir sub; cd sub", 'python a.py "$(basename $R)" "${PWD##*/}"'),
+    "what it adds to": ('export MOD="x:$MOD"', 'python a.py "$MOD"'),
+    "patterns": ("P='*.txt'", 'python a.py $P "$P" --x=$P'),
+    "a name in a value": ("N=V", "V=x", "python a.py ${!N}"),
+    "toward nothing": ("python a.py $((7 / -2)) $((-7 % 4))",),
+    "a file that sets": ("OVERRIDE=a", "source ./settings.sh", "python a.py $OVERRIDE"),
+    "a file that reads": ("X=big", 'echo "Y=$X-\\$X" > read.sh', ". ./read.sh", 'python a.py "$Y"'),
     "quotes": ("X='a b'", 'python a.py $X "$X" \'$X\' "${X}c" \\$X'),
     "trap at the end": ("trap 'echo over' EXIT", "python a.py"),
     "the folder": ("mkdir -p sub", "cd sub", "python a.py"),
@@ -86,8 +93,10 @@ FAILS = {
     "status that is kept on one line": ("python a.py; rc=$?", "exit $rc"),
     "status that is looked at": ("python a.py", "if [ $? -ne 0 ]; then exit 3; fi", "python b.py"),
     "a trap": ("trap 'echo over' EXIT", "python a.py"),
+    "a helper whose status is waited for": ("python a.py &", "P=$!", "sleep 0", "wait $P", "exit $?"),
     "the last": ("python b.py", "python a.py"),
     "set -e": ("set -e", "python a.py", "python b.py"),
+    "set +e": ("set -e", "python b.py", "set +e", "python a.py", "set -e", "python c.py"),
     "may fail": ("python a.py || true", "python b.py"),
     "goes on": ("python a.py", "python b.py"),
     "goes on behind a document": ("python a.py <<'X'", "y", "X", "python b.py"),
@@ -165,6 +174,41 @@ def test_what_follows_srun_is_told(behind: str, written: str, why: str) -> None:
     assert why in row.reason
 
 
+TRAP = "trap 'touch seen; kill $PID' USR1"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (TRAP, "bash wait.sh &", "PID=$!", "wait $PID"),
+        (TRAP, "bash wait.sh &", "PID=$!", 'wait "$PID"', "echo over"),
+        (TRAP, "bash wait.sh &", "PID=$!", "wait $PID", "cp input.txt kept.txt"),
+        ("bash wait.sh &", "PID=$!", TRAP, "wait ${PID}", "rc=$?", "exit $rc"),
+        ("handler() {", "touch seen; kill $PID", "}", "trap handler USR1", "bash wait.sh &", "PID=$!", "wait"),
+    ],
+)
+def test_a_trap_runs_while_the_step_does(lines: tuple[str, ...], programs: Path, tmp_path: Path) -> None:
+    done = convert("\n".join(["#!/bin/bash", "#SBATCH --signal=B:USR1@60", *lines, ""]), "slurm")
+    # The step asks for the signal itself, and would end by itself only long after.
+    step = "cat > wait.sh <<'X'\nkill -USR1 $PPID\nexec sleep 30\nX\n"
+    text = done.text.replace("#!/bin/bash\n", f"#!/bin/bash\n{step}", 1)
+    ran = shell_runs.run(text, programs, tmp_path / "run")
+    assert "seen" in ran.files, done.text
+    assert ("kept.txt" in ran.files) == ("cp input.txt kept.txt" in lines)
+
+
+def test_launches_at_once_are_no_waits() -> None:
+    text = "#!/bin/bash\nsrun -n1 python a.py &\nsrun -n1 python b.py &\nwait\n"
+    with pytest.raises(FormatError, match="2 commands run at once"):
+        convert(text, "slurm")
+
+
+@pytest.mark.parametrize("behind", ["echo done", "date", "true"])
+def test_a_status_that_the_last_line_would_hide_is_told(behind: str) -> None:
+    [row] = [row for row in convert(f"#!/bin/bash\npython a.py\n{behind}\n", "slurm").rows if row.how is How.CHANGED]
+    assert (row.value, row.reason) == (behind, "A job ends with the status of its last step.")
+
+
 def test_tasks_stay_on_as_many_nodes_as_slurm_likes() -> None:
     text = convert("#!/bin/bash\n#SBATCH --ntasks=70\nsrun python a.py\n", "slurm").text
     assert "#SBATCH --ntasks=70\n" in text
@@ -239,6 +283,16 @@ def test_a_container_keeps_the_traps(platform: str, trap: str, programs: Path, t
     ran = shell_runs.run("#!/bin/bash\n" + on_platform(platform, text), programs, tmp_path / "run", {"FAILS": "a.py"})
     assert (ran.calls, ran.status) == (["python [a.py] in work"], 3)
     assert "over" in ran.files
+
+
+@pytest.mark.parametrize("platform", ["kubernetes", "modal"])
+@pytest.mark.parametrize(("asks", "threads"), [("", "1"), (" --cpus-per-task=3", "3")])
+def test_a_count_of_cpus_is_set_where_slurm_sets_it(
+    platform: str, asks: str, threads: str, programs: Path, tmp_path: Path
+) -> None:
+    text = f"#!/bin/bash\n#SBATCH --container-image=a/b:1{asks}\npython a.py ${{SLURM_CPUS_PER_TASK:-1}}\n"
+    ran = shell_runs.run("#!/bin/bash\n" + on_platform(platform, text), programs, tmp_path / "run")
+    assert ran.calls == [f"python [a.py] [{threads}] in work"]
 
 
 def test_a_variable_of_a_container_is_the_jobs() -> None:

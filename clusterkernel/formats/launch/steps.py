@@ -21,6 +21,8 @@ from clusterkernel.spec import Launcher
 
 __all__ = ["Shape", "Steps", "counts", "steps"]
 
+#: ``set -e``, and the sign of the last of them.
+_STOPS: Final = re.compile(r"(?m)^\s*set\b.*?\s([-+])(?:\w*e\w*|o errexit)(?=\s|$|;)")
 _EACH_NODE: Final = "The script starts it on the first node alone, where it would wait for the others."
 
 
@@ -97,11 +99,13 @@ class _Maker(Teller):
         """Whether the script would go on after a failure of what only prepares."""
         launch = part.launch
         plain = launch.srun is None and launch.launcher is Launcher.NONE and not launch.axolotl
-        return plain and runs is Runs.HEAD and not part.checked and self._stops_here(part, number)
+        alone = runs is Runs.HEAD and not part.background  # whoever waits for it wants its status
+        return plain and alone and not part.checked and self._stops_here(part, number)
 
     def _stops_here(self, part: Found, number: int) -> bool:
         """Whether a failure ends the job, but not the script."""
-        stops = any(re.match(r"set\b.*\s-\w*e", line) for line in self._body.setup)
+        before = [*self._body.setup, *(text for text in self._body.parts[:number] if isinstance(text, str))]
+        stops = (_STOPS.findall("\n".join(before)) or ["+"])[-1] == "-"
         behind = part.checked or number < len(self._body.parts) - 1
         return behind and not part.guards and not part.may_fail and not stops
 

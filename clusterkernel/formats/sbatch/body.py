@@ -39,6 +39,7 @@ _REDIRECT: Final = re.compile(r"(\d*(?:&>>?|>\||>>?|<)\s*)([^<>&\s].*)")
 _INSIDE: Final = re.compile(r"(?:APPTAINER|SINGULARITY)ENV_([A-Za-z_]\w*)$", re.ASCII)
 _STATUS: Final = re.compile(r"\$\?|\$\{\?\}|PIPESTATUS")
 _KEEPS_STATUS: Final = re.compile(r"""([A-Za-z_]\w*)=["']?\$(?:\?|\{\?\}|\{PIPESTATUS\[0\]\})["']?""", re.ASCII)
+_KEEPS_PROCESS: Final = re.compile(r"""([A-Za-z_]\w*)=["']?\$(?:!|\{!\})["']?""", re.ASCII)
 _EXPORTS: Final = frozenset({"export", "declare", "typeset", "readonly", "local"})
 #: In the environment of each shell, so that an assignment changes it there.
 _EXPORTED: Final = frozenset("HOME LANG LD_LIBRARY_PATH PATH SHELL TMPDIR USER".split())
@@ -89,13 +90,50 @@ class _Walker(Keeper):
             if not statement.before or not chains:
                 chains.append([])
             chains[-1].append(statement)
+        awaited = 0
         for number, chain in enumerate(chains):
+            if number < awaited:
+                continue
             self._rest = chains[number + 1 :]
             launches = len(self.body.parts)
+            if waits := self._awaited(chain):
+                awaited = number + 1 + waits
+                self._rest = chains[awaited:]
+                chain = [msgspec.structs.replace(chain[0], background=False)]
             self._chain(chain)
             self._just_launched = len(self.body.parts) > launches
             if len(chain) == 1 and chain[0].words[:1] == ("exit",):
                 return
+
+    def _awaited(self, chain: Sequence[Statement]) -> int:
+        """How many lines see to a launch in the background, up to its ``wait``, so that it is one in the foreground.
+
+        Where a trap has to run meanwhile, the body says that it is in the background, and what names its process.
+        """
+        if len(chain) > 1 or not chain[0].background or self._background or not self._launches(chain[0]):
+            return 0
+        if any(isinstance(part, Found) and part.background for part in self.body.parts):
+            return 0  # they run at once
+        name, traps = "", []
+        for count, (one, *more) in enumerate(self._rest, 1):
+            if more or one.background or one.redirects:
+                return 0
+            if kept := _KEEPS_PROCESS.fullmatch(one.text):
+                name = kept[1]
+            elif one.words[:1] == ("trap",) and not re.search(r"[$`]", re.sub(r"'[^']*'", "", one.text)):
+                traps.append(one)
+            elif re.fullmatch(rf"""wait(\s+["']?\$\{{?(!|{name})\}}?["']?)?""", one.text):
+                for trap in traps:
+                    self._simple(trap)
+                field = None
+                if any(re.search(r"\btrap\b", text) for text in (*self.body.setup, *map(str, self.body.parts))):
+                    self.body.process, field = name or "!", "program.options.shell.process"
+                why = "A trap runs while it does." if field else "A job waits for its step."
+                self._row(one.line, "wait", one.text, field, why=why)
+                return count
+            else:
+                return 0
+        return 0
 
     # -- chains -----------------------------------------------------------------------
 
@@ -287,8 +325,11 @@ class _Walker(Keeper):
                 self._row(
                     statement.line, "exit", statement.text, None, How.CHANGED, "A job ends as its last step does."
                 )
-            else:
+            elif raw[0] in ("wait", "exit"):
                 self._row(statement.line, raw[0], statement.text, None, why="A job ends behind its last step.")
+            else:
+                why = "A job ends with the status of its last step."
+                self._row(statement.line, raw[0], statement.text, None, How.CHANGED, why)
             return
         if raw[0] == ":" and (must := [found for word in raw[1:] for found in _MUST.findall(word)]):
             for name in must:

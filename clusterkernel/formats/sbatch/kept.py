@@ -32,6 +32,10 @@ _MEETING_TEXT: Final = re.compile(
 _ALL_NODES: Final = re.compile(r"\|\s*(wc|paste|tr|sort|xargs|grep|tail|tee|nl|uniq)\b|>")
 _ONLY_SLURM: Final = re.compile(r"(?:^|[\s;&|(`])(scontrol|squeue|sinfo|sacct|scancel|sbcast|sbatch|sstat)(?=\s)")
 _SOURCED: Final = re.compile(r"(?:source|\.)\s+[\"']?[/~$]")
+#: A file that may read and set each variable; those that most scripts begin with set other ones.
+_ANY_FILE: Final = re.compile(
+    r"\s*(source|\.|eval)\s(?!.*(activate|bashrc|profile|conda|mamba|modul|lmod|spack|/etc/))"
+)
 DERIVED: Final = "Where the nodes meet is derived inside the job."
 #: Commands that do the same in every folder, as does a file that is sourced by its whole path.
 _ANYWHERE: Final = frozenset(
@@ -71,6 +75,8 @@ class Body(msgspec.Struct, kw_only=True):
         How often it may start in all, where it queues itself again.
     backoff : int
         Seconds before another start.
+    process : str
+        The variable that names the process of the last launch, which a trap works beside; ``!`` for none.
     meeting : set of str
         Variables that say where the nodes meet.
     rows : list of SourceField
@@ -84,6 +90,7 @@ class Body(msgspec.Struct, kw_only=True):
     workdir: str = ""
     attempts: int = 1
     backoff: int = 0
+    process: str = ""
     meeting: set[str] = set()
     rows: list[SourceField] = []
 
@@ -114,7 +121,8 @@ class Keeper:
         if key in ("echo", "printf") and not sets and any(several(self._assigned.get(name, "")) for name in names):
             self._row(line, key, text, None, How.CHANGED, "It only prints what is launched.")
             return
-        self._need([*effects.reads(hidden, self._assigned), *sets])
+        anything = _ANY_FILE.match(hidden) is not None
+        self._need(list(self._assigned) if anything else [*effects.reads(hidden, self._assigned), *sets])
         if self.body.meeting.intersection(names) and key in ("echo", "printf", "export"):
             self._row(line, key, text, None, How.CHANGED, DERIVED)
             return
@@ -122,6 +130,8 @@ class Keeper:
         if only := _ONLY_SLURM.search(hidden):
             how, why = How.CHANGED, f"Only Slurm has {only[1]}."
         field = self._keep(hidden)
+        for name in [*self.variables.own, *self.body.env] if anything else ():
+            self.variables.set(name, None)
         self._notice(key, hidden, sets)
         shown = hidden if len(hidden) <= 120 else hidden[:117] + "..."
         self._row(line, key, shown, field, how, why)

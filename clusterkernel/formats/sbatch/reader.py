@@ -170,8 +170,7 @@ def _options(asked: Needs, body: Body, made: Steps, shell: str) -> dict[str, tup
         workdir = (f"--workdir={made.workdir}",) if made.workdir else ()
         outside = (f"--from={body.workdir}",) if made.workdir and body.workdir else ()
         found["container"] = (f"--{made.container}", *workdir, *outside)
-    if shell:
-        found["shell"] = (f"--run-by={shell}",)
+    found["shell"] = tuple(f"--{key}={value}" for key, value in (("run-by", shell), ("process", body.process)) if value)
     return {platform: options for platform, options in found.items() if options or platform == "slurm"}
 
 

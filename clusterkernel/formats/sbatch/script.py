@@ -71,10 +71,6 @@ _OF_SHAPE: Final[Mapping[str, tuple[str, ...]]] = {
     "exclusive": ("exclusive",),
 }
 
-# A bare `wait` would end with 0 whatever happened; a trapped signal ends `wait` before the step has ended, and a
-# step that has ended tells its status again.
-_WAIT: Final = ("# Again after a trapped signal; the status is the step's own.", "wait $!", "wait $!", "wait $!")
-
 
 def write(spec: JobSpec, program: Program) -> Written:
     """The script of a job.
@@ -94,13 +90,11 @@ def write(spec: JobSpec, program: Program) -> Written:
     report = Report()
     spec = _sendable(by_name(spec, report), report)
     options = _options(spec, program, report)
-    shell = next(iter(program.options.get("shell", ())), "/bin/bash").removeprefix("--run-by=")
-    report.exact("program.options.shell", "#!", shell)
+    run_by = (option for option in program.options.get("shell", ()) if option.startswith("--run-by="))
+    shell = next(run_by, "/bin/bash").removeprefix("--run-by=")
+    report.exact("program.options.shell.run-by", "#!", shell)
     lines = [f"#!{shell}", *(f"#SBATCH {option.text}" for option in options.values())]
-    written = body(spec, program, _of_shell(spec, program, options), report)
-    if written[-1] == "wait":
-        written[-1:] = _WAIT
-    lines += written
+    lines += body(spec, program, _of_shell(spec, program, options), report)
     _tell(spec, program, options, report)
     rows = report.rows(spec, program, "Slurm has no place for it.")
     return Written(text="\n".join(lines) + "\n", fields=rows)

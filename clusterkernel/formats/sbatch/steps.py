@@ -29,6 +29,9 @@ RETRY: Final = re.compile(
     r""" (?:sleep (\d{1,9}); )?scontrol requeue "\$SLURM_JOB_ID"; fi; exit "\$ck_code"' EXIT""",
     re.ASCII,
 )
+# A bare `wait` would end with 0 whatever happened; a trapped signal ends `wait` before the step has ended, and a
+# step that has ended tells its status again.
+_WAIT: Final = ("# Again after a trapped signal; the status is the step's own.", "wait $!", "wait $!", "wait $!")
 _FILE: Final = re.compile(r"^(/|\./|\.\./|~|\$)|\.(sif|sqsh|simg|squashfs)$")
 
 
@@ -64,6 +67,11 @@ class _Writer:
         who = (signal.value or "").partition(":")[0] if signal and ":" in (signal.value or "") else ""
         self._waits = "B" in who  # a trap of the batch shell fires between commands, or in `wait`
         self._signalled = signal is not None and not self._waits
+        shell = [
+            option.removeprefix("--process=") for option in program.options.get("shell", ()) if "process" in option
+        ]
+        self._process = shell[0].strip("!") if shell else ""  # what names the step that a trap works beside
+        self._waits = self._waits or bool(shell)
 
     # -- what comes first -------------------------------------------------------------
 
@@ -150,7 +158,7 @@ class _Writer:
         words = 0
         for number, step in enumerate(steps):
             last = number == len(steps) - 1
-            lines += self._step(step, last=last)
+            lines += self._step(number, step, last=last)
             report.exact(f"program.steps.{number}", "script", step.shell)
             for word in step.launcher_args:
                 report.exact(f"program.launcher_args.{words}", "script", word)
@@ -192,7 +200,7 @@ class _Writer:
             return 1
         return nodes if step.launched or step.runs is Runs.NODES else nodes * self._spec.ranks_per_node
 
-    def _step(self, step: Step, *, last: bool) -> list[str]:
+    def _step(self, number: int, step: Step, *, last: bool) -> list[str]:
         spec = self._spec
         meeting = Meeting("$SLURM_NODEID", "$MASTER_ADDR", "$MASTER_PORT", "$SLURM_JOB_ID")
         command = command_line(spec, step, meeting)
@@ -211,8 +219,12 @@ class _Writer:
             command = " ".join([*self._srun(step, tasks, pyxis=pyxis), command])
         if "\n" in command and not command.startswith(("srun ", "bash -c ")):
             command = f"bash -c {shlex.quote(command)}"
-        if last and self._waits:
-            return [f"{command} &", "wait"]
+        if self._waits and all(later.is_lines for later in self._program.steps[number + 1 :]):
+            named = [f"{self._process}=$!"] if self._process else []
+            alone = command.removesuffix(" || true")  # a signal for the process is one for the command
+            then = " || true" if alone != command else "" if last else " || exit"
+            self._report.exact("program.options.shell.process", "wait", self._process)
+            return [f"{alone} &", *named, *_WAIT[:-1], _WAIT[-1] + then]
         return [command if last or command.endswith("|| true") else f"{command} || exit"]
 
     def _srun(self, step: Step, tasks: int, *, pyxis: bool) -> list[str]:

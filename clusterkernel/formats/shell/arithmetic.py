@@ -42,7 +42,14 @@ def _product(tokens: list[str], at: int, lookup: Callable[[str], str | None]) ->
     while at < len(tokens) and tokens[at] in "*/%":
         other, end = _atom(tokens, at + 1, lookup)
         operator = tokens[at]
-        value = value * other if operator == "*" else value // other if operator == "/" else value % other
+        sign = -1 if (value < 0) != (other < 0) else 1
+        value = (
+            value * other
+            if operator == "*"
+            else sign * (abs(value) // abs(other))  # toward 0
+            if operator == "/"
+            else abs(value) % abs(other) * (-1 if value < 0 else 1)
+        )
         if abs(value) > 1 << 60:
             raise ValueError
         at = end

@@ -51,6 +51,8 @@ def sets(text: str) -> list[str]:
 
 def reads(text: str, among: Collection[str]) -> list[str]:
     """Those of `among` that a text may read."""
+    if "${!" in text:
+        return list(among)  # the name stands in a value
     found = {*names_in(text), *_INDIRECT.findall(text)}
     if _BARE.search(text):
         found.update(_NAME.findall(text))

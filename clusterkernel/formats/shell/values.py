@@ -27,6 +27,10 @@ _NAMED: Final = re.compile(r"\$\{?([A-Za-z_]\w*)", re.ASCII)
 _REFERENCE: Final = re.compile(r"\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*\}|\$\(\([^()]*\)\)", re.ASCII)
 _CALCULATED: Final = re.compile(r"\$?\b([A-Za-z_]\w*)\b|\$\{([A-Za-z_]\w*)\}", re.ASCII)
 _SIMPLE: Final = re.compile(r"\$(?:[A-Za-z_]\w*|[0-9@*#?$!-])", re.ASCII)
+#: What a shell itself changes from line to line.
+_CHANGING: Final = ("PWD", "OLDPWD", "RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "LINENO", "REPLY")
+#: Files whose names bash puts in where a value is not quoted.
+_PATTERN: Final = re.compile(r"(?=.*[*?\[])[\w./*?\[\]:=,@%+-]+", re.ASCII)
 _LONGEST: Final = 30_000
 
 
@@ -41,6 +45,7 @@ class Variables:
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._known: dict[str, str | list[Word]] = dict(values)
+        self._set: set[str] = set()
         self._partly: dict[str, list[Piece]] = {}
         self._readers: dict[str, set[str]] = {}  # variable -> those that hold a reference to it
         self._room = _LONGEST
@@ -58,6 +63,7 @@ class Variables:
             self._known.pop(name, None)
         else:
             self._known[name] = value
+            self._set.add(name)
 
     def set_partly(self, name: str, raw: str) -> bool:
         """Remember a value in which only other variables are not known; False where there is more than that."""
@@ -67,6 +73,8 @@ class Variables:
         self._scan(raw, fields, False)
         open_ = [piece.text for piece in fields[0] if not piece.literal]
         if len(fields) > 1 or not open_ or not all(_REFERENCE.fullmatch(text) for text in open_):
+            return False
+        if not {name, *_CHANGING}.isdisjoint(names_in(" ".join(open_))):
             return False
         self._partly[name] = merged(fields[0])
         for text in open_:
@@ -78,6 +86,11 @@ class Variables:
         """A variable's value, where it is known and a text."""
         value = self._known.get(name)
         return value if isinstance(value, str) else None
+
+    @property
+    def own(self) -> list[str]:
+        """The variables that the script has set, as far as they are known."""
+        return [*self._set, *self._partly]
 
     def copy_of(self, name: str) -> list[Word] | None:
         """The words of an array."""
@@ -264,7 +277,7 @@ class Variables:
         for number, part in enumerate(parts):
             if number:
                 fields.append([])
-            fields[-1].append(Piece(part, True, False))
+            fields[-1].append(Piece(part, _PATTERN.fullmatch(part) is None, False))
         if parts and text[-1:].isspace():
             fields.append([])
 
