@@ -83,7 +83,7 @@ SAME = {
     "a file that reads": ("X=big", 'echo "Y=$X-\\$X" > read.sh', ". ./read.sh", 'python a.py "$Y"'),
     "a count that goes on": ("i=5", "python a.py $((i++)) $((i += 2))"),
     "a launcher's line": (
-        'export MOD="prog --head $(scontrol show hostnames | head -n1) --n $SLURM_NNODES"',
+        'export MOD="prog --head $(scontrol show hostnames | head -n1) --n $SLURM_NNODES --r \\$SLURM_PROCID"',
         'srun bash -c "$MOD a.py"',
     ),
     "quotes": ("X='a b'", 'python a.py $X "$X" \'$X\' "${X}c" \\$X'),
