@@ -291,6 +291,17 @@ def test_a_container_keeps_the_traps(platform: str, trap: str, programs: Path, t
 
 
 @pytest.mark.parametrize("platform", ["kubernetes", "modal"])
+def test_ranks_leave_the_trap_at_the_end_to_the_person(platform: str, programs: Path, tmp_path: Path) -> None:
+    text = (
+        "#!/bin/bash\n#SBATCH -N1 -n2 --container-image=a/b:1\n"
+        "trap 'echo \"it'\"'\"'s over: $?\"' EXIT\nsrun python a.py\n"
+    )
+    ran = shell_runs.run("#!/bin/bash\n" + on_platform(platform, text), programs, tmp_path / "run", {"FAILS": "a.py"})
+    assert ran.calls[-1] == "it's over: 3"
+    assert ran.status == 3
+
+
+@pytest.mark.parametrize("platform", ["kubernetes", "modal"])
 @pytest.mark.parametrize(("asks", "threads"), [("", "1"), (" --cpus-per-task=3", "3")])
 def test_a_count_of_cpus_is_set_where_slurm_sets_it(
     platform: str, asks: str, threads: str, programs: Path, tmp_path: Path
