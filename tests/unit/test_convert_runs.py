@@ -81,6 +81,11 @@ SAME = {
     "toward nothing": ("python a.py $((7 / -2)) $((-7 % 4))",),
     "a file that sets": ("OVERRIDE=a", "source ./settings.sh", "python a.py $OVERRIDE"),
     "a file that reads": ("X=big", 'echo "Y=$X-\\$X" > read.sh', ". ./read.sh", 'python a.py "$Y"'),
+    "a count that goes on": ("i=5", "python a.py $((i++)) $((i += 2))"),
+    "a launcher's line": (
+        'export MOD="prog --head $(scontrol show hostnames | head -n1) --n $SLURM_NNODES --r \\$SLURM_PROCID"',
+        'srun bash -c "$MOD a.py"',
+    ),
     "quotes": ("X='a b'", 'python a.py $X "$X" \'$X\' "${X}c" \\$X'),
     "trap at the end": ("trap 'echo over' EXIT", "python a.py"),
     "the folder": ("mkdir -p sub", "cd sub", "python a.py"),
@@ -149,7 +154,7 @@ def test_it_ends_in_the_same_way(case: str, programs: Path, tmp_path: Path) -> N
     [
         (("#SBATCH --gpus-per-node=4", "mpirun -np 4 python a.py"), "mpirun starts 4 processes where the job has 1"),
         (("nodes=($(scontrol show hostnames))", "python a.py --peer ${nodes[1]}"), "other nodes than the first"),
-        (("srun python a.py || touch failed", "python b.py"), "depends on"),
+        (("srun python a.py || touch failed", "python b.py"), "depends on how it ends"),
         (("A=1 torchrun a.py", "A=2 torchrun b.py"), "A has another value"),
         (("srun --export=ALL,A=1 python a.py", "srun --export=ALL,A=2 python b.py"), "A has another value"),
     ],
@@ -283,6 +288,17 @@ def test_a_container_keeps_the_traps(platform: str, trap: str, programs: Path, t
     ran = shell_runs.run("#!/bin/bash\n" + on_platform(platform, text), programs, tmp_path / "run", {"FAILS": "a.py"})
     assert (ran.calls, ran.status) == (["python [a.py] in work"], 3)
     assert "over" in ran.files
+
+
+@pytest.mark.parametrize("platform", ["kubernetes", "modal"])
+def test_ranks_leave_the_trap_at_the_end_to_the_person(platform: str, programs: Path, tmp_path: Path) -> None:
+    text = (
+        "#!/bin/bash\n#SBATCH -N1 -n2 --container-image=a/b:1\n"
+        "trap 'echo \"it'\"'\"'s over: $?\"' EXIT\nsrun python a.py\n"
+    )
+    ran = shell_runs.run("#!/bin/bash\n" + on_platform(platform, text), programs, tmp_path / "run", {"FAILS": "a.py"})
+    assert ran.calls[-1] == "it's over: 3"
+    assert ran.status == 3
 
 
 @pytest.mark.parametrize("platform", ["kubernetes", "modal"])

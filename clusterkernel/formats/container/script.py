@@ -135,6 +135,7 @@ def _step(
     last = position == len(steps) - 1
     nodes, ranks = spec.resources.nodes, spec.ranks_per_node
     key = "script"
+    traps = any(re.search(r"\btrap\b", text) for text in (*spec.environment.setup, *(one.shell for one in steps)))
     why = _why_variables(step.shell, place)
     if step.runs is Runs.HEAD and nodes > 1 and not place.shared:
         why = f"{place.platform} gives the nodes no files in common, so that each node does it."
@@ -153,10 +154,9 @@ def _step(
         _tell(report, number, key, step, why)
         return [
             marker(step.name, f"{ranks} {RANKS}"),
-            *_ranks(command, nodes, ranks, place, _gpus_of_a_rank(program, step)),
+            *_ranks(command, nodes, ranks, place, _gpus_of_a_rank(program, step), traps=traps),
         ]
     _tell(report, number, key, step, why)
-    traps = any(re.search(r"\btrap\b", text) for text in (*spec.environment.setup, *(one.shell for one in steps)))
     plain = step.is_lines or (last and traps)  # a trap is the shell's, which therefore stays
     return [marker(step.name), *(command.splitlines() if plain else _guarded(command, last=last))]
 
@@ -199,14 +199,19 @@ def _gpus_of_a_rank(program: Program, step: Step) -> str:
     return ""
 
 
-def _ranks(command: str, nodes: int, ranks: int, place: Place, gpus: str) -> list[str]:
+def _ranks(command: str, nodes: int, ranks: int, place: Place, gpus: str, *, traps: bool) -> list[str]:
     first = f"{place.meeting.rank} * {ranks} + " if nodes > 1 else ""
     # Each rank tells how it ended, also where another one hangs: the first that failed ends the script.
     return [
         f"export WORLD_SIZE={nodes * ranks}",
         'ck_ends=$(mktemp -u) && mkfifo "$ck_ends" && exec 9<>"$ck_ends" && rm "$ck_ends" || exit',
         "set -m",
-        "trap 'for ck_rank in $(jobs -p); do kill -- -\"$ck_rank\" 2>/dev/null; done' EXIT",
+        *(["ck_trap=$(trap -p EXIT)"] if traps else []),  # the person's own runs behind ours
+        "trap '"
+        + ("ck_ended=$?; " if traps else "")
+        + 'for ck_rank in $(jobs -p); do kill -- -"$ck_rank" 2>/dev/null; done'
+        + ('; eval "set -- $ck_trap"; (exit "$ck_ended"); eval "${3-}"' if traps else "")
+        + "' EXIT",
         f"for LOCAL_RANK in $(seq 0 {ranks - 1}); do",
         f"    export LOCAL_RANK RANK=$(({first}LOCAL_RANK)) SLURM_LOCALID=$LOCAL_RANK",
         "    export SLURM_PROCID=$RANK" + (f" CUDA_VISIBLE_DEVICES={gpus}" if gpus else ""),

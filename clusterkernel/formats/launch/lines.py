@@ -238,6 +238,8 @@ class _Reader:
                 return False
         if len(inner) == 1 and not inner[0].words:
             return False
+        if words[at].value is None and inner[-1].words[:1] and inner[-1].words[0].startswith(("$", '"$')):
+            return False  # a command line in a variable, which the inner shell reads once more
         self.launch.before += [one.text for one in inner[:-1]]
         self.read(self._variables.words(inner[-1].words), depth + 1)
         return True

@@ -176,7 +176,7 @@ class _Walker(Keeper):
             may_fail = _OR_TRUE if behind else ()
             self._simple(msgspec.structs.replace(first, words=(*first.words, *may_fail)))
         elif chain[-1].background or any("<<" in redirect for one in chain for redirect in one.redirects):
-            self._refuse(chain)
+            self._refuse(chain, "what runs behind it depends on how it ends")
         elif shells:
             text = self._hide(_joined(behind), first.line, quoted=False)
             self._need(effects.reads(text, self._assigned))
@@ -193,7 +193,7 @@ class _Walker(Keeper):
             self._simple(msgspec.structs.replace(first, words=(*first.words, *_OR_TRUE)))
             self._row(behind[0].line, behind[0].words[0], _joined(behind), None, How.CHANGED, "It only prints.")
         else:
-            self._refuse(chain)
+            self._refuse(chain, "what runs behind it depends on how it ends")
 
     def _look_back(self, chain: Sequence[Statement]) -> bool:
         """A chain that looks at the status of the launch before it, which ends the job if it did not do well.
@@ -253,9 +253,11 @@ class _Walker(Keeper):
     def _launches(self, statement: Statement) -> bool:
         return statement.kind is Kind.SIMPLE and is_launch(self.variables.words(statement.words[:4]))
 
-    def _refuse(self, chain: Sequence[Statement]) -> None:
+    def _refuse(
+        self, chain: Sequence[Statement], why: str = "what is launched there depends on what runs before it"
+    ) -> None:
         raise FormatError(
-            f"{self._name}, line {chain[0].line}: what is launched there depends on what runs before it.",
+            f"{self._name}, line {chain[0].line}: {why}.",
             hint="Write the launch as a line of its own.",
         )
 

@@ -109,7 +109,6 @@ class Keeper:
         self._passed: set[str] = set()  # variables that lines which are passed on set or read
         self._settled = True  # so far nothing was passed on that sets or looks at the environment
         self._moved = False  # a line that is passed on went elsewhere, or may depend on where it is
-        self._functions: set[str] = set()
 
     def _row(self, line: int, key: str, value: str, field: str | None, how: How = How.EXACT, why: str = "") -> None:
         self.body.rows.append(SourceField(key, secrets.shown(value), line, field, how, why))
@@ -191,9 +190,11 @@ class Keeper:
 
     def _meets(self, name: str, raw: str) -> bool:
         """Whether a variable says where the nodes meet."""
+        if several(raw) and not raw.startswith("("):
+            return False  # a command line, in which it is named
         if _MEETING_TEXT.search(raw) and not _ALL_NODES.search(raw):
             return True
-        if self.body.meeting.intersection(names_in(raw)) and not several(raw):
+        if self.body.meeting.intersection(names_in(raw)):
             return True
         return bool(_MEETING_NAME.fullmatch(name)) and name.upper() not in ("MAIN", "HEAD", "PRIMARY", "LEADER")
 

@@ -188,7 +188,8 @@ class Variables:
             source, end = raw[at : end + 2], end + 2
             number = arithmetic(source[3:-2], self._number)
             if number is None:
-                text = _CALCULATED.sub(self._calculated, source)
+                changes = re.search(r"\+\+|--|(?<![=!<>])=(?!=)", source)
+                text = source if changes else _CALCULATED.sub(self._calculated, source)
                 fields[-1].append(Piece(text, False, quoted))
                 return end, text != source
             self._put(fields, str(number), True, quoted, False)
