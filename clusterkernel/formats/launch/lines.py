@@ -15,7 +15,7 @@ from clusterkernel.formats.launch import options as launch_options
 from clusterkernel.formats.launch.options import Option, split
 from clusterkernel.formats.shell.pieces import Word
 from clusterkernel.formats.shell.values import Variables, assignment
-from clusterkernel.formats.shell.words import Kind, Statement, statements
+from clusterkernel.formats.shell.words import Kind, statements
 from clusterkernel.spec import Launcher
 
 __all__ = ["SETUP", "Launch", "is_launch", "take_apart"]
@@ -133,16 +133,16 @@ def _own_words(words: Sequence[str]) -> int:
     return at + (words[at : at + 1] == ["--"])
 
 
-def take_apart(statement: Statement, variables: Variables, name: str) -> Launch:
-    """A simple command, from the outside in.
+def take_apart(words: Sequence[Word], line: int, variables: Variables, name: str) -> Launch:
+    """A simple command, from the outside in; `line` is where it stands, and its `words` are expanded.
 
     Raises
     ------
     FormatError
         It starts several programs at once, or hides what it starts.
     """
-    reader = _Reader(variables, name, statement.line)
-    reader.read(variables.words(statement.words), 0)
+    reader = _Reader(variables, name, line)
+    reader.read(list(words), 0)
     return reader.launch
 
 

@@ -1,26 +1,22 @@
-"""What the lines of a batch script do: variables, setup, where it goes, and what it launches."""
+"""What the lines of a batch script do: its chains of commands, one after another."""
 
 from __future__ import annotations
 
-import posixpath
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from clusterkernel.errors import FormatError
-from clusterkernel.formats import secrets
-from clusterkernel.formats.launch.lines import is_launch, take_apart
-from clusterkernel.formats.model import How, SourceField
-from clusterkernel.formats.sbatch.kept import DERIVED, Body, Found, Keeper, fits, several, without_substitutions
-from clusterkernel.formats.sbatch.steps import RETRY
+from clusterkernel.formats.launch.lines import take_apart
+from clusterkernel.formats.model import How
+from clusterkernel.formats.sbatch.commands import OR_TRUE, Commands
+from clusterkernel.formats.sbatch.kept import Body, Found, without_substitutions
 from clusterkernel.formats.shell import effects
 from clusterkernel.formats.shell.pieces import Word
 from clusterkernel.formats.shell.values import Variables, assignment
 from clusterkernel.formats.shell.words import Kind, Statement, statements
-from clusterkernel.spec import Launcher
 
 __all__ = ["read"]
 
@@ -29,22 +25,9 @@ _LAUNCHES: Final = re.compile(
     r"|torch\.distributed\.(?:run|launch))(?=\s)",
     re.MULTILINE,
 )
-_MUST: Final = re.compile(r"\$\{(\w+):?\?[^{}]*\}", re.ASCII)
-_DEFAULT: Final = re.compile(r"\$\{(\w+):?=([^{}]*)\}", re.ASCII)
-#: Behind a command that may fail; no word of a person's.
-_OR_TRUE: Final = ("||", "true")
-#: Its operator, and its file; not a document.
-_REDIRECT: Final = re.compile(r"(\d*(?:&>>?|>\||>>?|<)\s*)([^<>&\s].*)")
-#: By these apptainer sets variables inside its containers.
-_INSIDE: Final = re.compile(r"(?:APPTAINER|SINGULARITY)ENV_([A-Za-z_]\w*)$", re.ASCII)
 _STATUS: Final = re.compile(r"\$\?|\$\{\?\}|PIPESTATUS")
 _KEEPS_STATUS: Final = re.compile(r"""([A-Za-z_]\w*)=["']?\$(?:\?|\{\?\}|\{PIPESTATUS\[0\]\})["']?""", re.ASCII)
 _KEEPS_PROCESS: Final = re.compile(r"""([A-Za-z_]\w*)=["']?\$(?:!|\{!\})["']?""", re.ASCII)
-_EXPORTS: Final = frozenset({"export", "declare", "typeset", "readonly", "local"})
-#: In the environment of each shell, so that an assignment changes it there.
-_EXPORTED: Final = frozenset("HOME LANG LD_LIBRARY_PATH PATH SHELL TMPDIR USER".split())
-#: Of no use behind the last launch, since a script ends there anyway.
-_ENDS: Final = frozenset({"wait", "exit", "echo", "date", "printf", ":", "true"})
 
 
 def read(
@@ -75,12 +58,9 @@ def read(
     return walker.body, walker.variables
 
 
-class _Walker(Keeper):
+class _Walker(Commands):
     def __init__(self, name: str, values: Mapping[str, str], chdir: str) -> None:
         super().__init__(name, values, chdir)
-        self._rest: Sequence[Sequence[Statement]] = ()  # chains behind the one at hand
-        self._background = False  # something was passed on that runs on
-        self._exports_all = False
         self._just_launched = False  # by the chain before the one at hand
 
     def walk(self, found: Sequence[Statement]) -> None:
@@ -135,8 +115,6 @@ class _Walker(Keeper):
                 return 0
         return 0
 
-    # -- chains -----------------------------------------------------------------------
-
     def _chain(self, chain: Sequence[Statement]) -> None:
         """What is joined by && and the like."""
         if len(chain) == 1 and chain[0].kind is Kind.SIMPLE:
@@ -169,11 +147,11 @@ class _Walker(Keeper):
             key = f"| {statement.words[0] if statement.words else ''}".strip()
             self._row(statement.line, key, statement.text, None, How.DROPPED, why)
         first, behind = chain[0], chain[1 + pipes :]
-        launch = take_apart(first, self.variables, self._name)
+        launch = take_apart(self.variables.words(first.words), first.line, self.variables, self._name)
         shells = launch.srun is None and launch.mpirun is None and not launch.axolotl  # it can be a part of the step
         exits = len(behind) == 1 and behind[0].before == "||" and behind[0].words[:1] == ("exit",)
         if not behind or (len(behind) == 1 and behind[0].before == "||" and behind[0].words in (("true",), (":",))):
-            may_fail = _OR_TRUE if behind else ()
+            may_fail = OR_TRUE if behind else ()
             self._simple(msgspec.structs.replace(first, words=(*first.words, *may_fail)))
         elif chain[-1].background or any("<<" in redirect for one in chain for redirect in one.redirects):
             self._refuse(chain, "what runs behind it depends on how it ends")
@@ -190,7 +168,7 @@ class _Walker(Keeper):
             why = "A job ends with the status of its step."
             self._row(behind[0].line, "|| exit", behind[0].text, None, how, why)
         elif behind[-1].before == "||" and all(one.words[:1] in (("echo",), ("printf",)) for one in behind):
-            self._simple(msgspec.structs.replace(first, words=(*first.words, *_OR_TRUE)))
+            self._simple(msgspec.structs.replace(first, words=(*first.words, *OR_TRUE)))
             self._row(behind[0].line, behind[0].words[0], _joined(behind), None, How.CHANGED, "It only prints.")
         else:
             self._refuse(chain, "what runs behind it depends on how it ends")
@@ -239,20 +217,6 @@ class _Walker(Keeper):
                     self._pass_on(statement.line, text, key=statement.words[0] if statement.words else text)
             self._simple(chain[-1])
 
-    def _goes_on(self) -> bool:
-        """Whether something runs behind this chain that does more than to print."""
-        return any(not self._ends(statement) for chain in self._rest for statement in chain)
-
-    def _ends(self, statement: Statement) -> bool:
-        """Whether a command only prints, waits or ends the script."""
-        prints = all(re.search(r"&[12]$|/dev/(null|stdout|stderr)$", redirect) for redirect in statement.redirects)
-        if statement.words[:1] == ("wait",):
-            return not self._background
-        return statement.words[:1] != () and statement.words[0] in _ENDS and prints and not statement.background
-
-    def _launches(self, statement: Statement) -> bool:
-        return statement.kind is Kind.SIMPLE and is_launch(self.variables.words(statement.words[:4]))
-
     def _refuse(
         self, chain: Sequence[Statement], why: str = "what is launched there depends on what runs before it"
     ) -> None:
@@ -272,273 +236,6 @@ class _Walker(Keeper):
                 hint="Write the launch as a line of its own.",
             )
         self._pass_on(chain[0].line, text, key=text.split(None, 1)[0])
-
-    # -- simple commands --------------------------------------------------------------
-
-    def _simple(self, statement: Statement, *, guards: bool = False) -> None:
-        raw = statement.words
-        self.variables.place = f"{self._name}, line {statement.line}"
-        if statement.background and (not self._launches(statement) or self._beside(statement)):
-            self._background = True
-            text = f"{self._hidden_words(statement)} &" if "\n" not in statement.text else f"{{ {statement.text}\n}} &"
-            self._pass_on(statement.line, text, key=raw[0] if raw else "&", sets=())
-        elif not raw:
-            self._pass_on(statement.line, statement.text, key=statement.text.split(None, 1)[0])
-        elif all(map(assignment, raw)):
-            for word in raw:
-                self._assign(word, statement.line, exported=False)
-        elif raw[0] in _EXPORTS and (raw[0] == "export" or self._exports(raw)):
-            self._export(statement)
-        elif raw[0] == "cd" and len(raw) == 2:
-            self._cd(statement)
-        elif self._launches(statement):
-            self._launch(statement, guards=guards)
-        else:
-            self._other(statement)
-
-    def _beside(self, statement: Statement) -> bool:
-        """Whether a launch runs beside one behind it, which a job without Slurm can do on one node only."""
-        for other in (one for chain in self._rest for one in chain):
-            if other.words[:1] == ("wait",) or (other.kind is Kind.BLOCK and re.search(r"\bwait\b", other.text)):
-                return False
-            if self._launches(other):
-                if other.background:
-                    return False  # refused with both lines
-                launch = take_apart(statement, self.variables, self._name)
-                if launch.srun is None and launch.mpirun is None and launch.launcher is Launcher.NONE:
-                    return True
-                raise FormatError(
-                    f"{self._name}, line {other.line}: it runs beside what line {statement.line} launches.",
-                    hint="Only Slurm can part a job so: give each a script of its own.",
-                )
-        return False
-
-    @staticmethod
-    def _exports(raw: Sequence[str]) -> bool:
-        return raw[0] in ("declare", "typeset") and any(word.startswith("-") and "x" in word for word in raw[1:])
-
-    def _other(self, statement: Statement) -> None:
-        raw = statement.words
-        if self._launched and self._ends(statement) and not isinstance(self.body.parts[-1], str):
-            prints = raw[0] in ("echo", "date", "printf")
-            if prints and self._goes_on():
-                self._row(statement.line, raw[0], statement.text, None, How.CHANGED, "It only prints.")
-            elif raw[0] == "exit" and raw[1:2] and "$" not in raw[1]:
-                self._row(
-                    statement.line, "exit", statement.text, None, How.CHANGED, "A job ends as its last step does."
-                )
-            elif raw[0] in ("wait", "exit"):
-                self._row(statement.line, raw[0], statement.text, None, why="A job ends behind its last step.")
-            else:
-                why = "A job ends with the status of its last step."
-                self._row(statement.line, raw[0], statement.text, None, How.CHANGED, why)
-            return
-        if raw[0] == ":" and (must := [found for word in raw[1:] for found in _MUST.findall(word)]):
-            for name in must:
-                if secrets.is_name(name):
-                    self._secret(name, statement.line, f": ${{{name}:?}}", "It has to be set, and is a secret.")
-            if all(secrets.is_name(name) for name in must):
-                return
-        sets = None
-        if raw[0] == ":":
-            self._defaults(statement)
-            sets = [name for name in effects.sets(statement.text) if self.variables.get(name) is None]
-        if raw[0] == "set":
-            self._allexport(raw)
-        if raw[0] == "trap" and (again := RETRY.fullmatch(statement.text)):
-            self.body.attempts, self.body.backoff = int(again[1]) + 1, int(again[2] or 0)
-            self._row(statement.line, "trap", f"{self.body.attempts} starts in all", "attempts")
-            if self.body.backoff:
-                self._row(statement.line, "trap", f"sleep {self.body.backoff}", "backoff")
-            return
-        if raw[0] in _EXPORTS:
-            for word in raw[1:]:
-                if (found := assignment(word)) and secrets.is_name(found[0]):
-                    self._assign(word, statement.line, exported=True)
-                    return
-        self._pass_on(statement.line, self._hidden_words(statement), key=raw[0], sets=sets)
-
-    def _allexport(self, raw: Sequence[str]) -> None:
-        """``set -a``: what is assigned from here on is exported."""
-        for word, following in zip(raw[1:], (*raw[2:], ""), strict=True):
-            if re.fullmatch(r"[-+]\w*a\w*", word) or (re.fullmatch(r"[-+]\w*o", word) and following == "allexport"):
-                self._exports_all = word[0] == "-"
-
-    def _defaults(self, statement: Statement) -> None:
-        """``: "${DATA:=/data}"`` sets a variable that nobody has set."""
-        for name, default in _DEFAULT.findall(" ".join(statement.words)):
-            if self.variables.get(name) is None and (value := self.variables.value(f'"{default}"')) is not None:
-                self.variables.set(name, value)
-                why = "The shell that calls sbatch may set it; this is what the script has otherwise."
-                self.body.rows.append(
-                    SourceField(f"${name}", secrets.shown(value), statement.line, None, How.ASSUMED, why)
-                )
-
-    def _cd(self, statement: Statement) -> None:
-        raw = statement.words[1]
-        if re.fullmatch(r'"?\$\{?SLURM_SUBMIT_DIR\}?"?/?', raw):
-            self._row(statement.line, "cd", raw, None, why="A job starts in the folder that it is sent from.")
-            return
-        value = self.variables.value(raw)
-        if value is None or self._moved or self.body.parts or not value or not value.isprintable():
-            self._pass_on(statement.line, statement.text, key="cd")
-            return
-        place = value if value.startswith(("/", "~")) else posixpath.join(self.body.workdir or self._chdir, value)
-        self.body.workdir = posixpath.normpath(place)
-        self._row(statement.line, "cd", value, "workdir")
-
-    # -- variables --------------------------------------------------------------------
-
-    def _export(self, statement: Statement) -> None:
-        for word in statement.words[1:]:
-            if word.startswith("-"):
-                if word == "-n" or word == "-f":
-                    self._pass_on(statement.line, statement.text, key="export")
-                    return
-                continue
-            if assignment(word):
-                self._assign(word, statement.line, exported=True)
-                continue
-            name = word
-            if secrets.is_name(name):
-                self._secret(name, statement.line, f"export {name}", "A secret is named, and never passed on.")
-            elif name in self.body.meeting:
-                self._row(statement.line, f"export {name}", "", None, How.CHANGED, DERIVED)
-            elif (value := self.variables.get(name)) is not None and fits(value) and self._hoists(name, value):
-                self._assigned.pop(name, None)
-                self._row(statement.line, f"export {name}", value, f"env.{name}")
-            else:
-                self._exported.add(name)
-                self._pass_on(statement.line, f"export {name}", key="export")
-
-    def _assign(self, word: str, line: int, *, exported: bool) -> None:
-        found = assignment(word)
-        assert found is not None
-        name, raw, added = found
-        inside = _INSIDE.match(name) if exported else None
-        if inside is not None and inside[1] not in _EXPORTED:
-            name, word = inside[1], word[inside.start(1) :]
-        exported = exported or self._exports_all or name in self.body.env or name in self._exported or name in _EXPORTED
-        key = f"export {name}" if exported else name
-        if raw.startswith("("):
-            self._array(name, raw, word, line, added)
-            return
-        value = None if added else self.variables.value(raw)
-        if added and (old := self.variables.get(name)) is not None and (new := self.variables.value(raw)) is not None:
-            value = old + new
-        if secrets.is_name(name) and value != "":
-            clear = value is not None and "$" not in raw
-            why = "A secret in the clear became a name" if clear else "A secret is taken by its name"
-            self._secret(name, line, key, f"{why}: %cluster_secret set {name} keeps its value.")
-            self.variables.set(name, None)
-            return
-        if value is not None and secrets.is_value(value):
-            self._secret(name, line, key, f"It has the form of a key: %cluster_secret set {name} keeps its value.")
-            self.variables.set(name, None)
-            return
-        if self._meets(name, raw):
-            self.body.meeting.add(name)
-            self.variables.set(name, None)
-            self._row(line, key, raw, None, How.CHANGED, DERIVED)
-            return
-        partly = value is None and not added and self.variables.set_partly(name, raw)
-        if value is not None or not partly:
-            self.variables.set(name, value)
-        if exported and value is not None and fits(value) and self._hoists(name, value):
-            how, why = How.EXACT, ""
-            if "$" in raw:
-                why = "Its variables stand there with their values."
-            if inside is not None:
-                how, why = How.CHANGED, "The job has it as well as its container."
-            self._row(line, key, value, f"env.{name}", how, why)
-        elif (exported and not (partly and several(raw))) or (value is None and not partly):
-            if value is not None and "$" in raw:
-                word = f"{name}={shlex.quote(value)}"
-            if exported:
-                self._exported.add(name)
-            if name not in effects.reads(word, (name,)) and not (added and value is None):
-                self._assigned.pop(name, None)
-            self._pass_on(line, f"export {word}" if exported else word, key=key, sets=())
-        else:
-            self._assigned[name] = f"export {word}" if exported else word
-            self._row(line, key, raw if value is None else value, None, why="Its value stands wherever it is used.")
-
-    def _array(self, name: str, raw: str, word: str, line: int, added: bool) -> None:
-        if self._meets(name, raw):
-            self.body.meeting.add(name)
-            self._row(line, name, raw, None, How.CHANGED, DERIVED)
-            return
-        inner = statements(raw[1:-1], name=self._name, first_line=line)
-        if any(one.kind is not Kind.SIMPLE or one.redirects or one.before or one.background for one in inner):
-            self.variables.set(name, None)
-            self._pass_on(line, word, key=name)
-            return
-        words = self.variables.words(part for one in inner for part in one.words)
-        old = self.variables.copy_of(name) if added else None
-        self.variables.set(name, [*(old or []), *words])
-        self._assigned[name] = f"{name}{'+' * added}=({' '.join(item.shell for item in words)})"
-        self._row(line, name, " ".join(item.shell for item in words), None, why="Its words stand where they are used.")
-
-    # -- launches ---------------------------------------------------------------------
-
-    def _launch(self, statement: Statement, *, guards: bool) -> None:
-        may_fail = statement.words[-2:] == _OR_TRUE
-        if may_fail:
-            statement = msgspec.structs.replace(statement, words=statement.words[:-2])
-        launch = take_apart(statement, self.variables, self._name)
-        line = statement.line
-        open_ = " ".join(word.shell for word in self.variables.words(statement.words) if word.value is None)
-        self._need(effects.reads(open_, self._assigned))
-        for text in launch.before:
-            self._pass_on(line, text, key=text.split(None, 1)[0])
-        for name, word in launch.env:
-            if secrets.is_name(name):
-                self._secret(name, line, name, f"A secret became a name: %cluster_secret set {name} keeps its value.")
-            elif self._meets(name, word.shell):
-                self._row(line, name, word.shell, None, How.CHANGED, DERIVED)
-            elif launch.launcher is Launcher.NONE and not launch.axolotl and self._has_others():
-                launch.program = [Word(f"{name}={word.shell}", None), *launch.program]
-                self._row(line, name, word.shell, f"program.steps.{len(self.body.parts)}")
-            elif self._has_others() and self.body.env.get(name, word.value) != word.value:
-                raise FormatError(
-                    f"{self._name}, line {line}: {name} has another value for this launch than for others.",
-                    hint="Give each launch a script of its own.",
-                )
-            elif word.value is not None and fits(word.value):
-                self.body.env[name] = word.value
-                self._row(line, name, word.value, f"env.{name}", How.CHANGED, "It is set for all steps.")
-            else:
-                self._pass_on(line, f"export {name}={word.shell}", key=name)
-        launch.program = self.hide_words(launch.program, line)
-        read_later = any(self._is_read_later(redirect) for redirect in statement.redirects)
-        for redirect in statement.redirects:
-            if redirect.startswith("<") or read_later:
-                launch.program = [*launch.program, Word(self._resolved(redirect), None)]
-            elif "&1" in redirect or "&2" in redirect or "/dev/null" in redirect:
-                self._row(line, redirect, "", None, why="The platform keeps both streams.")
-            else:
-                self._row(line, redirect, "", None, How.DROPPED, "The platform keeps what the job prints.")
-        text = secrets.shown(statement.text)
-        self.body.parts.append(Found(launch, line, text, statement.background, may_fail, guards))
-        self._launched = True
-
-    def _resolved(self, redirect: str) -> str:
-        """A redirection whose file has the variables that are known by their values."""
-        match = _REDIRECT.fullmatch(redirect)
-        if match is None:
-            return redirect
-        found = self.variables.expand(match[2], split=False)
-        return match[1] + found[0].shell if len(found) == 1 else redirect
-
-    def _has_others(self) -> bool:
-        """Whether the launch at hand is not the only one."""
-        return self._launched or any(self._launches(one) for chain in self._rest for one in chain)
-
-    def _is_read_later(self, redirect: str) -> bool:
-        """Whether a later line names the file that a launch prints to."""
-        file = redirect.lstrip("0123456789&>| ").strip("\"'")
-        later = (one.text for chain in self._rest for one in chain)
-        return "/dev/" not in file and len(file) > 1 and any(file in text for text in later)
 
 
 def _succeeds(statement: Statement) -> bool:
