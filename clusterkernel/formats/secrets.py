@@ -13,7 +13,7 @@ __all__ = ["HIDDEN", "found", "is_name", "is_value", "is_wandb_key", "name_for",
 HIDDEN: Final = "***"
 _NAME: Final = re.compile(
     r"(^|_)(TOKEN|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH_?KEY)"
-    r"(_ID)?$|^(?:.*_)?(API|ACCESS|SECRET)_KEY(_ID)?$|(^|_)(PAT|APIKEY|AUTHTOKEN)$",
+    r"(_ID)?$|^(?:.*_)?(API|ACCESS|SECRET)_KEY(_ID)?$|(^|_)(APIKEY|AUTHTOKEN)$|_PAT$",
     re.IGNORECASE,
 )
 # Names that look like one and are none.

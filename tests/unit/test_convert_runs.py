@@ -27,6 +27,8 @@ SAME = {
     "from a file": ("python a.py < input.txt",),
     "from a file, by srun": ("srun python a.py < input.txt",),
     "read later": ("python a.py > out.txt 2>&1", "grep -c python out.txt"),
+    "read later, through a pipe": ("python a.py 2>&1 | tee out.txt", "grep -c python out.txt"),
+    "an option's name": ("python a.py --pat '*.txt'",),
     "read later, named by a variable": ("F=out_$A.txt", "python a.py > $F 2> err.txt", "cat $F", "gzip $F"),
     "a document": ("python - <<'PY'", 'print("hello")', "PY", "python a.py"),
     "a document that fails": ("python - <<'PY'", 'print("hello")', "PY", "python a.py"),
@@ -316,6 +318,13 @@ def test_a_variable_of_a_container_is_the_jobs() -> None:
     assert '"HF_HOME": "/cache"' in done.text
     [row] = [row for row in done.rows if row.source.endswith("HF_HOME")]
     assert row.how is How.CHANGED
+
+
+def test_what_a_login_shell_reads_is_told() -> None:
+    done = convert("#!/bin/bash\nsrun bash -lc 'torchrun --nproc_per_node=2 a.py'\n", "slurm")
+    [row] = [row for row in done.rows if row.source == "bash -l"]
+    assert row.how is How.CHANGED
+    assert "torchrun --standalone" in done.text
 
 
 @pytest.mark.parametrize("shell", ["/bin/bash -l", "/bin/bash --login", "/bin/zsh"])

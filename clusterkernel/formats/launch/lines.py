@@ -85,6 +85,8 @@ class Launch(msgspec.Struct, kw_only=True):
         axolotl's command (``train``), where it is axolotl.
     config : Word or None
         axolotl's configuration.
+    login : bool
+        A login shell starts it (``bash -lc``).
     """
 
     srun: list[Option] | None = None
@@ -101,6 +103,7 @@ class Launch(msgspec.Struct, kw_only=True):
     interpreter: str = ""
     axolotl: str = ""
     config: Word | None = None
+    login: bool = False
 
     @property
     def shell(self) -> str:
@@ -218,6 +221,7 @@ class _Reader:
             return False
         if at >= len(words):
             return False
+        login = any(word.text == "--login" or re.match(r"-\w*l", word.text) for word in words[1:at])
         text = words[at].inner or words[at].text
         if words[at].value is not None:  # else its $1 may be the script's own
             filled = _with_arguments(text, words[at + 2 :])
@@ -240,6 +244,7 @@ class _Reader:
             return False
         if words[at].value is None and inner[-1].words[:1] and inner[-1].words[0].startswith(("$", '"$')):
             return False  # a command line in a variable, which the inner shell reads once more
+        self.launch.login |= login
         self.launch.before += [one.text for one in inner[:-1]]
         self.read(self._variables.words(inner[-1].words), depth + 1)
         return True

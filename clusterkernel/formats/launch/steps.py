@@ -81,6 +81,9 @@ class _Maker(Teller):
         if launch.interpreter and not self.made.interpreter:
             self.made.interpreter = launch.interpreter
             self._row(line, "python", launch.interpreter, "interpreter")
+        if launch.login:
+            why = "What a login shell reads first is not read: have setup lines do it, such as module load."
+            self._row(line, "bash -l", "", None, How.CHANGED, why)
         shell = self._meeting_names(launch.shell, line)
         if part.may_fail or self._goes_on(part, number, runs):
             # What stands in a heredoc ends on a line of its own.

@@ -140,20 +140,22 @@ class _Walker(Commands):
         """A launch, with what its output goes through, and what runs only if it did well, or only if it did not."""
         pipes = 0
         for statement in chain[1:]:
-            if statement.before != "|":
+            # What a later line reads has to be there.
+            if statement.before != "|" or any(map(self._is_read_later, statement.words[1:])):
                 break
             pipes += 1
             why = "The platform keeps what the job prints."
             key = f"| {statement.words[0] if statement.words else ''}".strip()
             self._row(statement.line, key, statement.text, None, How.DROPPED, why)
         first, behind = chain[0], chain[1 + pipes :]
-        launch = take_apart(self.variables.words(first.words), first.line, self.variables, self._name)
-        shells = launch.srun is None and launch.mpirun is None and not launch.axolotl  # it can be a part of the step
         exits = len(behind) == 1 and behind[0].before == "||" and behind[0].words[:1] == ("exit",)
         if not behind or (len(behind) == 1 and behind[0].before == "||" and behind[0].words in (("true",), (":",))):
             may_fail = OR_TRUE if behind else ()
             self._simple(msgspec.structs.replace(first, words=(*first.words, *may_fail)))
-        elif chain[-1].background or any("<<" in redirect for one in chain for redirect in one.redirects):
+            return
+        launch = take_apart(self.variables.words(first.words), first.line, self.variables, self._name)
+        shells = launch.srun is None and launch.mpirun is None and not launch.axolotl  # it can be a part of the step
+        if chain[-1].background or any("<<" in redirect for one in chain for redirect in one.redirects):
             self._refuse(chain, "what runs behind it depends on how it ends")
         elif shells:
             text = self._hide(_joined(behind), first.line, quoted=False)

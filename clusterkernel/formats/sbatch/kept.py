@@ -252,12 +252,14 @@ class Keeper:
 
 def several(raw: str) -> bool:
     """Whether a raw value is a line of words, and not one."""
+    if len(raw.split(None, 2)) < 2:
+        return False
     return bool(re.search(r"\s", without_substitutions(raw.removeprefix("export ")).strip("'\" ")))
 
 
 def fits(value: str) -> bool:
     """Whether a variable of the environment can have this value."""
-    return "\0" not in value and not re.search("[\ud800-\udfff]", value)
+    return (value.isascii() and "\0" not in value) or not re.search("[\0\ud800-\udfff]", value)
 
 
 def without_substitutions(text: str) -> str:
