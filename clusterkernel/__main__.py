@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Advice on a job before it is sent.",
         epilog=f"Exit status: 0 nothing found but hints; {FOUND} a warning or an error; {ERROR} the source is wrong.",
     )
-    check.add_argument("--backend", metavar="NAME", help="where it is to run; by itself where the source runs")
+    check.add_argument("--backend", "--to", metavar="NAME", help="where it is to run; by itself where the source runs")
     check.set_defaults(run=_check)
     for command in (convert, check):
         command.add_argument("source", metavar="SOURCE", help="a file, or - for standard input")

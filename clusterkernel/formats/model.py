@@ -168,6 +168,12 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     mounts: tuple[Mount, ...] = ()
     options: dict[str, tuple[str, ...]] = {}
 
+    @property
+    def called(self) -> str:
+        """The name of what it is there for: of its last step that does more than to prepare or to tidy up."""
+        names = [step.name for step in self.steps if not step.is_lines] or [step.name for step in self.steps]
+        return names[-1] if names else ""
+
 
 # gc=False here and elsewhere: there are hundreds in each report, and no cycle passes through what holds texts only.
 class SourceField(msgspec.Struct, frozen=True, gc=False):

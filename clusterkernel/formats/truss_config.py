@@ -114,7 +114,7 @@ def write(spec: JobSpec, program: Program) -> Written:
 
 def _name(spec: JobSpec, program: Program, report: Report) -> str:
     if spec.name is None:
-        name = program.steps[-1].name
+        name = program.called
         report.assumed("name", "TrainingProject.name", name, "A project has a name, and none is given.")
         return name
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", spec.name).strip("-") or "job"

@@ -91,7 +91,9 @@ DETAILS: Final = {
         ("%cluster_check train.slurm", "%cluster_check modal.yaml --backend slurm"),
         (
             _SOURCE,
-            Option(("--backend",), "backend", "Where it is to run; by itself where the source runs.", Values.BACKEND),
+            Option(
+                ("--backend", "--to"), "backend", "Where it is to run; by itself where the source runs.", Values.BACKEND
+            ),
             _FROM,
             _SET,
             _SBATCH,

@@ -320,6 +320,26 @@ def test_a_variable_of_a_container_is_the_jobs() -> None:
     assert row.how is How.CHANGED
 
 
+@pytest.mark.parametrize("platform", ["kubernetes", "modal"])
+def test_a_container_knows_the_variables_of_a_login(platform: str, programs: Path, tmp_path: Path) -> None:
+    text = (
+        "#!/bin/bash\n#SBATCH --container-image=a/b:1\npython a.py --out /s/$USER/x --tmp ${TMPDIR}/y\nrsync -a x y\n"
+    )
+    done = convert(text, platform)
+    ran = shell_runs.run("#!/bin/bash\n" + on_platform(platform, text), programs, tmp_path / "run")
+    assert re.match(r"python \[a.py\] \[--out\] \[/s/\w+/x\] \[--tmp\] \[/tmp/y\]", ran.calls[0])
+    assert "def prepare" not in done.text
+    assert "name: prepare" not in done.text
+    back = convert(done.text, "slurm").text if platform == "kubernetes" else ""
+    assert "export USER" not in back
+
+
+def test_what_the_cluster_has_and_a_container_may_not_is_told() -> None:
+    rows = convert("#!/bin/bash\ncd /home/me/p\nrsync -a data /d\nread -r a < hp.txt\npython a.py $a\n", "modal").rows
+    told = {row.source: row.how for row in rows}
+    assert (told["rsync"], told["read"]) == (How.CHANGED, How.CHANGED)
+
+
 def test_what_a_login_shell_reads_is_told() -> None:
     done = convert("#!/bin/bash\nsrun bash -lc 'torchrun --nproc_per_node=2 a.py'\n", "slurm")
     [row] = [row for row in done.rows if row.source == "bash -l"]

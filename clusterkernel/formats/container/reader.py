@@ -25,8 +25,8 @@ _SHELLS: Final = re.compile(r"(/usr)?(/bin/)?(bash|sh|dash|zsh)")
 _STEP: Final = re.compile(
     rf"# step: (?P<name>[^,\n]+?)(?:, (?:(?P<head>{container_script.HEAD})|\d+ (?P<ranks>{container_script.RANKS})))?"
 )
-#: Slurm's own variables, but for the numbers of an array's tasks that do not begin at 0.
-_OWN: Final = re.compile(r"export (?!SLURM_ARRAY_TASK_ID=\$\()(SLURM_[A-Z_]+)=.*")
+#: Slurm's own variables, and those of a login, but for the numbers of an array's tasks that do not begin at 0.
+_OWN: Final = re.compile(r"export (?!SLURM_ARRAY_TASK_ID=\$\()(SLURM_[A-Z_]+|(?:USER|LOGNAME|TMPDIR)(?==\"\$))=.*")
 _GUARD: Final = " || exit"
 _K8S: Final = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 

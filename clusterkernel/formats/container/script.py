@@ -30,9 +30,11 @@ MODULES: Final = re.compile(r"\s*(module|ml)\s")
 _PLAIN: Final = re.compile(r"(python[\d.]*|torchrun|accelerate|axolotl|deepspeed|/[\w./-]+)(\s|$)")
 _SIGNS: Final = frozenset(";&|#\n<>")
 # Lines that want files of the cluster.
-_FROM_OUTSIDE: Final = re.compile(r"\s*(source|\.|conda|mamba|micromamba|spack|eval)\s")
+_FROM_OUTSIDE: Final = re.compile(
+    r"\s*(source|\.|conda|mamba|micromamba|spack|eval|cd|pushd|cp|mv|ln|rsync|scp|tar|unzip)\s|.*[^<]<\s*[^<]"
+)
 _GPUS_PER_TASK: Final = re.compile(r"--gpus-per-task=(?:[\w.-]+:)?(\d{1,3})$", re.ASCII)
-_VARIABLE: Final = re.compile(r"\$\{?(SLURM_[A-Z0-9_]+)")
+_VARIABLE: Final = re.compile(r"\$\{?(SLURM_[A-Z0-9_]+|(?:USER|LOGNAME|TMPDIR)\b)")
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +92,9 @@ def script(
             continue
         lines.append(line.rstrip("\n"))
         if _FROM_OUTSIDE.match(line):
-            report.changed(f"setup.{number}", "script", line, "The image has to have what it names.")
+            report.changed(
+                f"setup.{number}", "script", line, "The image, the app's folder or a volume has to have what it names."
+            )
         else:
             report.exact(f"setup.{number}", "script", line)
     if spec.resources.nodes > 1:
@@ -252,6 +256,8 @@ def variables_of(spec: JobSpec, program: Program, place: Place) -> Mapping[str, 
         "SLURM_RESTART_COUNT": "0",
         "SLURM_SUBMIT_DIR": '"$PWD"',
         "SLURM_TMPDIR": '"${TMPDIR:-/tmp}"',
+        "TMPDIR": '"${TMPDIR:-/tmp}"',
+        **dict.fromkeys(("USER", "LOGNAME"), '"$(id -un)"'),
     }
     if spec.array is not None:
         ids = _array_ids(program, spec.array.size)

@@ -91,7 +91,7 @@ class Builder:
         return name
 
     def _title(self) -> str:
-        return self.program.steps[-1].name if self.program.steps else "job"
+        return self.program.called or "job"
 
     def _metadata(self) -> dict[str, Any]:
         made: dict[str, Any] = {"name": self.name}

@@ -106,7 +106,7 @@ class _App:
         self.about = describe(set_field("time", min(time, modal_limits.LONGEST))(spec) if time else spec)
         self.workdir = self._workdir()
         self.staged = self._staged()
-        self.function = self._free_name(program.steps[-1].name, "train", self.staged)
+        self.function = self._free_name(program.called, "train", self.staged)
 
     def text(self) -> str:
         """The source."""
