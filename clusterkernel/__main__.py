@@ -8,11 +8,14 @@ import tempfile
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from clusterkernel._version import __version__
 from clusterkernel.errors import ClusterKernelError
 from clusterkernel.formats.model import Format, How
+
+if TYPE_CHECKING:
+    from clusterkernel.formats.convert import Row
 
 __all__ = ["main"]
 
@@ -58,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("--to", required=True, metavar="FORMAT", help=_FORMATS)
     convert.add_argument("-o", "--output", metavar="FILE", help="write the text to this file")
+    convert.add_argument("--force", action="store_true", help="write over a file that is there already")
     convert.add_argument("--quiet", action="store_true", help="no report")
     convert.set_defaults(run=_convert)
     check = commands.add_parser(
@@ -66,11 +70,18 @@ def _parser() -> argparse.ArgumentParser:
         description="Advice on a job before it is sent.",
         epilog=f"Exit status: 0 nothing found but hints; {FOUND} a warning or an error; {ERROR} the source is wrong.",
     )
-    check.add_argument("--backend", "--to", metavar="NAME", help="where it is to run; by itself where the source runs")
+    check.add_argument(
+        "--backend",
+        "--to",
+        metavar="NAME",
+        help="where it is to run (slurm, modal, kubernetes, ...); if not given, where the source runs",
+    )
     check.set_defaults(run=_check)
     for command in (convert, check):
         command.add_argument("source", metavar="SOURCE", help="a file, or - for standard input")
-        command.add_argument("--from", dest="source_format", metavar="FORMAT", help="where it cannot be seen")
+        command.add_argument(
+            "--from", dest="source_format", metavar="FORMAT", help="what the source is, where its text does not show it"
+        )
         command.add_argument(
             "--set", dest="values", action="append", default=[], metavar="NAME=VALUE", help="value of a variable"
         )
@@ -107,17 +118,32 @@ def _convert(args: argparse.Namespace) -> int:
 
     done = convert(_source(args), args.to, values=_values(args), source_format=args.source_format, options=args.options)
     if args.output:
-        done.write(args.output)
+        done.write(args.output, overwrite=args.force)
     else:
         sys.stdout.write(done.text)
         sys.stdout.flush()
     if not args.quiet:
-        for row in done.rows:
-            left = f"{row.source} {row.value}".strip() or "(nothing)"
-            right = f"{row.target} {row.target_value}".strip() or "(nothing)"
-            mark = "" if row.how is How.EXACT else f"  {row.reason}"
-            sys.stderr.write(f"{row.how.value:<8} {_cut(left)} -> {_cut(right)}{mark}\n")
+        sys.stderr.write(_report(done.rows))
     return FOUND if done.dropped else 0
+
+
+def _report(rows: Sequence[Row]) -> str:
+    """One line for each field, what a person should look at first, and how many there are of each kind."""
+    lines = []
+    for how in reversed(How):
+        for row in (row for row in rows if row.how is how):
+            left, right = _words(row.source, row.value), _words(row.target, row.target_value)
+            arrow = f"{left:<40} -> {right}" if left and right else left or right
+            lines.append(f"{how.value:<8} {arrow}" + (f"  # {row.reason}" if how is not How.EXACT else ""))
+    counts = [f"{count} {how.value}" for how in reversed(How) if (count := sum(row.how is how for row in rows))]
+    return "\n".join([*lines, f"{len(rows)} fields: {', '.join(counts)}.", ""])
+
+
+def _words(key: str, value: str) -> str:
+    """A key and its value on one line; a command's value begins with it."""
+    first = next(iter(value.splitlines()), "")
+    text = first if first.startswith(key) else f"{key} {first}"
+    return _cut(text.strip() + (" ..." if "\n" in value.strip() else ""))
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -134,6 +160,8 @@ def _check(args: argparse.Namespace) -> int:
         sys.stdout.write(f"{item.level.value:<8} {item.rule}: {item.message}\n")
         if item.fix:
             sys.stdout.write(textwrap.indent(f"{item.fix}\n", " " * 9))
+    if not found:
+        sys.stderr.write("Nothing found.\n")
     return FOUND if any(item.level.value != "info" for item in found) else 0
 
 

@@ -13,7 +13,7 @@ import msgspec
 from clusterkernel import advice, patience
 from clusterkernel.advice import axolotl_schema
 from clusterkernel.backends import registry
-from clusterkernel.errors import ClusterKernelError
+from clusterkernel.errors import ClusterKernelError, SpecError, nearest, shown
 from clusterkernel.formats import sources
 from clusterkernel.formats.model import Format, Parsed
 from clusterkernel.paths import expand
@@ -78,6 +78,7 @@ def advise(
     backend: str | None = None,
 ) -> tuple[advice.Advice, ...]:
     """As `check`, as the rules give it."""
+    backend = _place(backend)
     if isinstance(source, JobSpec):
         spec = source if backend is None else msgspec.structs.replace(source, backend=backend)
         return advice.check(spec, facts=facts_of(spec))
@@ -98,6 +99,23 @@ def advise(
         schema=schema_of(spec) if config is not None else None,
         facts=facts_of(spec),
     )
+
+
+def _place(name: str | None) -> str | None:
+    """The platform of this name: a backend, or a format that stands for one.
+
+    Raises
+    ------
+    SpecError
+        There is none.
+    """
+    if name is None:
+        return None
+    plain = name.strip().lower().removesuffix("-yaml")
+    known = (*registry.names(), *(form.value for form in (Format.KUBERNETES, Format.BASETEN)))
+    if plain not in known:
+        raise SpecError(f"There is no platform {shown(name)}.", field="--backend", hint=nearest(plain, known))
+    return plain
 
 
 def of_payload(spec: JobSpec, files: Mapping[str, object]) -> tuple[advice.Advice, ...]:

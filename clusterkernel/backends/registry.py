@@ -57,7 +57,10 @@ def get(name: str) -> Backend:
         return cast(Backend, getattr(importlib.import_module(module), attribute)())
     entry = _plugins().get(name)
     if entry is None:
-        raise SpecError(f"There is no backend {name!r}.", field="--backend", hint=nearest(name, names()))
+        hint = nearest(name, names())
+        if name in ("kubernetes", "baseten"):
+            hint = f"%cluster_convert and ck.convert write files for it: to={name!r}."
+        raise SpecError(f"There is no backend {name!r}.", field="--backend", hint=hint)
     try:
         return cast(Backend, entry.load()())
     except Exception as error:  # another's code: whatever is wrong with it, the person who asked is told

@@ -136,16 +136,28 @@ class Conversion(msgspec.Struct, frozen=True, kw_only=True):
         """What the target has no place for."""
         return tuple(row for row in self.rows if row.how is How.DROPPED)
 
-    def write(self, path: str | os.PathLike[str]) -> Path:
+    def write(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the text to a file.
+
+        Parameters
+        ----------
+        path : str or path
+            The file.
+        overwrite : bool
+            Also where it is there already, and holds something else.
 
         Raises
         ------
         FormatError
-            It cannot be written.
+            It cannot be written, or is there already.
         """
         target = expand(path, "path")
         try:
+            if not overwrite and target.exists() and target.read_bytes() != self.text.encode():
+                raise FormatError(
+                    f"{target} is there already, and holds something else.",
+                    hint="Name another file, or write over it: overwrite=True, --force.",
+                )
             target.write_text(self.text, encoding="utf-8")
         except OSError as error:
             raise FormatError(f"{target} cannot be written: {error.strerror}.", hint="Name another file.") from None

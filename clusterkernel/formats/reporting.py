@@ -18,6 +18,11 @@ __all__ = ["Report", "by_name", "said"]
 _SEVERAL: Final = frozenset({"pairs", "names", "lines", "volumes"})
 
 
+_DEVICES: Final = frozenset("NCCL_SOCKET_IFNAME GLOO_SOCKET_IFNAME NCCL_IB_HCA UCX_NET_DEVICES".split())
+# Where Slurm writes what a job prints.
+_LOG: Final = frozenset(f"program.options.slurm.{name}" for name in ("output", "error", "open-mode"))
+
+
 class Report:
     """The rows of one writer, in the order in which they were told."""
 
@@ -27,6 +32,13 @@ class Report:
     def exact(self, field: str, key: str, value: object = "") -> None:
         """It means the same there."""
         self._add(TargetField(field, key, str(value)))
+
+    def variable(self, name: str, key: str, value: str) -> None:
+        """A variable of the environment, for a platform of other nodes."""
+        if name in _DEVICES:
+            self.changed(f"env.{name}", key, value, "It names a device of the cluster's nodes: leave it out elsewhere.")
+        else:
+            self.exact(f"env.{name}", key, value)
 
     def changed(self, field: str, key: str, value: object, reason: str) -> None:
         """It is there, but not the same."""
@@ -55,7 +67,9 @@ class Report:
     def rows(self, spec: JobSpec, program: Program, rest: str) -> tuple[TargetField, ...]:
         """All rows; what nobody told anything of is dropped, for the reason `rest`."""
         for field, _ in said(spec, program):
-            if not self.answers(field):
+            if field in _LOG and not self.answers(field):
+                self.changed(field, "", "", "The platform keeps what the job prints.")
+            elif not self.answers(field):
                 self.dropped(field, rest)
         return tuple(self._rows.values())
 

@@ -138,7 +138,9 @@ def detect(text: str, name: str) -> Format:
     known = ", ".join(item.value for item in _READERS)
     if not text.strip():
         raise FormatError(f"{name} is empty.", hint="Give a script, a manifest, a cloud YAML or a profile.")
-    raise FormatError(f"{name}: what it is cannot be told.", hint=f'Say it: source_format="slurm". Known: {known}.')
+    raise FormatError(
+        f"{name}: what it is cannot be told.", hint=f'Say it: source_format="slurm", --from slurm. Known: {known}.'
+    )
 
 
 def read(

@@ -204,7 +204,7 @@ def _runtime(spec: JobSpec, report: Report) -> dict[str, object]:
     variables: dict[str, object] = {}
     for name, value in sorted(spec.environment.env.items()):
         variables[name] = value
-        report.exact(f"env.{name}", "environment_variables", value)
+        report.variable(name, "environment_variables", value)
     for name in spec.environment.secrets:
         variables[name] = Source(f"definitions.SecretReference(name={literal(name)})")
         report.exact(f"secrets.{name}", "SecretReference", name)

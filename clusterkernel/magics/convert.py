@@ -53,7 +53,7 @@ def convert(kernel: ClusterKernel, args: argparse.Namespace) -> pd.DataFrame:
         raise UsageError(f"--as {args.bind} is no name.")
     done = run(Path(args.SOURCE), args.to, **_given(args))
     if args.output:
-        print(say("{path} is written.", path=done.write(args.output)))
+        print(say("{path} is written.", path=done.write(args.output, overwrite=bool(args.force))))
     else:
         print(done.text)
     if args.bind:
@@ -80,6 +80,7 @@ DETAILS: Final = {
             _SOURCE,
             Option(("--to",), "to", "The format that is wanted.", metavar="kubernetes", choices=_FORMATS),
             Option(("-o", "--output"), "output", "Write the text to this file.", Values.FILE, "FILE"),
+            Option(("--force",), "force", "Write over a file that is there already.", Values.NONE),
             Option(("--as",), "bind", "Bind the Conversion to this name.", metavar="NAME"),
             _FROM,
             _SET,

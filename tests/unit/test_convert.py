@@ -231,6 +231,12 @@ def test_a_program_that_is_not_axolotls_has_no_cloud_file() -> None:
 def test_it_is_written(tmp_path: Path) -> None:
     done = of_seed("modal.yaml", "slurm")
     assert done.write(tmp_path / "job.slurm").read_text() == done.text
+    assert done.write(tmp_path / "job.slurm"), "the same again, as in a notebook that runs anew"
+    with pytest.raises(FormatError, match="is there already"):
+        of_seed("modal.yaml", "kubernetes").write(tmp_path / "job.slurm")
+    assert done.write(tmp_path / "job.slurm").read_text() == done.text
+    other = of_seed("modal.yaml", "kubernetes")
+    assert other.write(tmp_path / "job.slurm", overwrite=True).read_text() == other.text
     with pytest.raises(FormatError, match="cannot be written"):
         done.write(tmp_path)
 
@@ -272,7 +278,13 @@ def test_the_command_line_converts(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "clustered" in target.read_text()
     out, report = capsys.readouterr()
     assert out == ""
-    assert "changed  --nodes 2 -> " in report
+    lines = report.splitlines()
+    assert "changed  --nodes 2 " in report
+    assert lines[-1].startswith(f"{len(lines) - 1} fields: "), "what a person should look at comes first"
+    assert main([*words, "--set", "NUM_NODES=4", "--set", "NUM_TRAINERS=8"]) == 1
+    assert "is there already" in capsys.readouterr().err
+    assert main([*words, "--set", "NUM_NODES=4", "--set", "NUM_TRAINERS=8", "--force"]) == 0
+    capsys.readouterr()
     assert main(["convert", str(DATA / "modal.yaml"), "--to", "slurm", "--quiet"]) == 3  # something was dropped
     out, report = capsys.readouterr()
     assert out.startswith("#!/bin/bash\n")
@@ -297,7 +309,9 @@ def test_the_command_line_checks(tmp_path: Path, capsys: pytest.CaptureFixture[s
     clean = tmp_path / "job.slurm"
     clean.write_text("#!/bin/bash\n#SBATCH --time=60 --cpus-per-task=4 --mem=8G\npython a.py\n")
     assert main(["check", str(clean), "--backend", "local"]) == 0
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", "Nothing found.\n")
+    assert main(["check", str(clean), "--backend", "mdal"]) == 1
+    assert capsys.readouterr().err == "There is no platform 'mdal'. Did you mean modal?\n"
     assert main(["check", str(clean), "--backend", "modal", "--sbatch", "--partition=gpu"]) == 3
     assert "field-ignored" in capsys.readouterr().out
 
@@ -330,7 +344,7 @@ def test_the_module_runs_and_reads_standard_input() -> None:
     )
     assert done.returncode == 3  # a profile does not say what runs
     assert 'nodes = "2"' in done.stdout
-    assert done.stderr.startswith("exact    -N 2 -> nodes 2")
+    assert "exact    -N 2                                     -> nodes 2\n" in done.stderr
 
 
 def test_nothing_but_our_own_errors() -> None:

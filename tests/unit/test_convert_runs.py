@@ -340,6 +340,42 @@ def test_what_the_cluster_has_and_a_container_may_not_is_told() -> None:
     assert (told["rsync"], told["read"]) == (How.CHANGED, How.CHANGED)
 
 
+@pytest.mark.parametrize("platform", ["kubernetes", "modal"])
+def test_a_task_of_several_ranks_has_all_its_cores(platform: str, programs: Path, tmp_path: Path) -> None:
+    text = (
+        "#!/bin/bash\n#SBATCH -N1 -n1 -c32 --gpus-per-node=4 --container-image=a/b:1\n"
+        "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\n"
+        "torchrun --nproc_per_node=4 a.py\n"
+    )
+    ran = shell_runs.run("#!/bin/bash\n" + on_platform(platform, text), programs, tmp_path / "run")
+    assert "OMP_NUM_THREADS=32" in ran.calls[0]
+
+
+@pytest.mark.parametrize("platform", ["kubernetes", "modal", "baseten"])
+def test_a_device_of_the_cluster_is_told(platform: str) -> None:
+    rows = convert("#!/bin/bash\nexport NCCL_SOCKET_IFNAME=ib0\npython a.py\n", platform).rows
+    [row] = [row for row in rows if "IFNAME" in row.source]
+    assert row.how is How.CHANGED
+
+
+def test_a_folder_of_an_image_is_not_looked_for_on_the_node() -> None:
+    manifest = convert(
+        "#!/bin/bash\n#SBATCH --container-image=a/b:1 --container-workdir=/app\npython a.py\n", "kubernetes"
+    ).text
+    text = convert(manifest, "slurm").text
+    assert "cd /app" not in text
+    assert "apptainer exec --pwd /app docker://a/b:1" in text
+
+
+def test_a_task_of_an_array_fails_alone() -> None:
+    text = "#!/bin/bash\n#SBATCH --array=0-4\n#SBATCH --container-image=a/b:1\npython a.py\n"
+    manifest = convert(text, "kubernetes").text
+    assert "backoffLimitPerIndex: 0\n" in manifest
+    assert "backoffLimit:" not in manifest
+    assert convert(manifest, "slurm").spec.recovery.attempts == 1
+    assert "return_exceptions=True" in convert(text, "modal").text
+
+
 def test_what_a_login_shell_reads_is_told() -> None:
     done = convert("#!/bin/bash\nsrun bash -lc 'torchrun --nproc_per_node=2 a.py'\n", "slurm")
     [row] = [row for row in done.rows if row.source == "bash -l"]

@@ -176,7 +176,7 @@ def test_an_array_is_a_map(declared: Any, tmp_path: Path) -> None:
     found = declared(wanted, Program(steps=(Step(name="run", shell=shell),)))
     assert found["functions"]["run"]["max_containers"] == 4
     assert "export SLURM_ARRAY_TASK_ID=$CK_TASK" in found["scripts"]["SCRIPT"]
-    assert ".map(range(20))" in (tmp_path / "app.py").read_text()
+    assert ".map(range(20), return_exceptions=True)" in (tmp_path / "app.py").read_text()
 
 
 def test_the_folder_of_the_app_comes_along(declared: Any, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def write_modal(spec: JobSpec, program: Program) -> Written:
     if environment.env:
         document["env"] = [{name: value} for name, value in environment.env.items()]
         for name, value in environment.env.items():
-            report.exact(f"env.{name}", "env", value)
+            report.variable(name, "env", value)
     _image(spec, document, report)
     for option in program.options.get("axolotl", ()):
         name, _, value = option.partition("=")

@@ -69,6 +69,9 @@ class Builder:
         return [self._service(), job] if self.nodes > 1 else [job]
 
     def _tell_config(self) -> None:
+        if self.program.steps:
+            why = "No file travels with a manifest: the image, or a volume, has to have the program."
+            self.report.assumed("program.files", "image", self.spec.environment.image or "", why)
         if config := self.program.config:
             why = "No file travels with a manifest: put it into the image or onto a volume."
             self.report.changed("program.config", "script", config, why)
@@ -101,7 +104,8 @@ class Builder:
         if (queue := self.spec.schedule.partition) is not None:
             if words.is_label_value(queue):
                 labels[QUEUE] = queue
-                self.report.exact("partition", f"label {QUEUE}", queue)
+                why = "A queue of Kueue stands for it: kubectl get localqueues names those that there are."
+                self.report.changed("partition", f"label {QUEUE}", queue, why)
             else:
                 self.report.dropped("partition", "The name of a queue holds letters, digits, dashes and dots.")
         for tag in self.spec.tags:
@@ -177,7 +181,12 @@ class Builder:
                     why = "All tasks run at once: there are no more."
                     report.changed("parallelism", "parallelism", spec.array.size, why)
         in_set = self.kind == "JobSet"
-        made["backoffLimit"] = 0 if in_set else self._backoff_limit()
+        if spec.array is not None and not in_set:
+            # Each task for itself: with a limit of all together one that fails ends the others. Since 1.29.
+            made["backoffLimitPerIndex"] = spec.recovery.attempts - 1
+            report.exact("attempts", "backoffLimitPerIndex", spec.recovery.attempts - 1)
+        else:
+            made["backoffLimit"] = 0 if in_set else self._backoff_limit()
         limit = spec.schedule.time
         # The limit of a Job holds over all attempts, that of a pod for each; a JobSet makes new Jobs.
         of_pod = limit is not None and not in_set and (spec.recovery.attempts > 1 or spec.array is not None)
@@ -197,14 +206,12 @@ class Builder:
     def _backoff_limit(self) -> int:
         """It counts pods: of a job of several nodes all of them may have to start again."""
         again = self.spec.recovery.attempts - 1
-        pods = self.nodes if self.spec.array is None else self.spec.array.size
-        if again and pods > 1:
-            what = "nodes" if self.nodes > 1 else "tasks"
-            why = f"The limit counts failed pods, of all {pods} {what} together."
-            self.report.changed("attempts", "backoffLimit", again * pods, why)
+        if again and self.nodes > 1:
+            why = f"The limit counts failed pods, of all {self.nodes} nodes together."
+            self.report.changed("attempts", "backoffLimit", again * self.nodes, why)
         else:
             self.report.exact("attempts", "backoffLimit", again)
-        return again * pods
+        return again * self.nodes
 
     def _pod_failure_policy(self, *, in_set: bool) -> dict[str, Any] | None:
         requeue = self.spec.recovery.requeue

@@ -91,7 +91,7 @@ def _env(spec: JobSpec, program: Program, extra: Extra, report: Report) -> list[
     made: list[dict[str, Any]] = []
     for name, value in sorted(spec.environment.env.items()):
         made.append({"name": name, "value": words.escape(value)})
-        report.exact(f"env.{name}", f"env {name}", value)
+        report.variable(name, f"env {name}", value)
     if spec.resources.tasks_per_node is not None:
         made.append({"name": RANKS, "value": str(spec.resources.tasks_per_node)})
         report.exact("tasks_per_node", f"env {RANKS}", spec.resources.tasks_per_node)

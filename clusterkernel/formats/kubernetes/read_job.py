@@ -83,7 +83,11 @@ def attempts(found: Found, tree: Tree, again: int, *, why: str = "") -> None:
 def _attempts_of_job(found: Found, spec: Tree, tasks: int) -> None:
     limit = spec.at("backoffLimit")
     again = found.count(limit)
-    if again is None:
+    if (each := found.count(spec.at("backoffLimitPerIndex"))) is not None:
+        attempts(found, spec.at("backoffLimitPerIndex"), each)
+        if again is not None:
+            found.row(limit, None, How.DROPPED, "No other platform counts failures of all tasks together.")
+    elif again is None:
         found.values["attempts"] = 7
         found.assumed(
             "spec.backoffLimit", "6", "attempts", "Nobody says how often: Kubernetes starts it 6 times again."

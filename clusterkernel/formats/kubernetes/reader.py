@@ -144,7 +144,9 @@ def _head(found: Found, job: Tree) -> None:
         found.option(metadata.at("namespace"), f"namespace={namespace}")
     for key, tree in metadata.at("labels").pairs():
         if key == QUEUE:
-            found.exact(tree, "partition", str(tree.value))
+            found.changed(
+                tree, "partition", "A queue of Kueue stands for a partition: their names differ.", str(tree.value)
+            )
         elif key == "kueue.x-k8s.io/priority-class":
             found.changed(tree, "priority", "Kueue's class, as a priority.", str(tree.value))
         elif key.startswith(TAG):

@@ -262,7 +262,13 @@ class _App:
         ]
         lines += [f"    {staged.function}.remote()" for staged in self.staged]
         if (array := self.spec.array) is not None:
-            lines.append(f"    list({self.function}.map(range({array.size})))")
+            # a task that fails does not end the others
+            lines += [
+                f"    ended = {self.function}.map(range({array.size}), return_exceptions=True)",
+                "    failed = {task: error for task, error in enumerate(ended) if isinstance(error, BaseException)}",
+                "    if failed:",
+                '        raise SystemExit(f"Tasks that failed: {failed}")',
+            ]
             self.report.exact("array", "map", array.size)
         else:
             # spawn: the call goes on where this process is interrupted

@@ -38,7 +38,7 @@ def arguments(spec: JobSpec, report: Report) -> dict[str, object]:
     if env := dict(sorted(spec.environment.env.items())):
         made["env"] = env
         for name, value in env.items():
-            report.exact(f"env.{name}", "env", value)
+            report.variable(name, "env", value)
     if schedule.region is not None:
         made["region"] = schedule.region
         report.exact("region", "region", schedule.region)
@@ -55,7 +55,10 @@ def _gpu(spec: JobSpec, report: Report) -> str:
     name = gpu_names.MODAL[gpus.type or "h100"]
     text = f"{name}:{gpus.count}" if gpus.count > 1 else name
     if gpus.type is None:
-        why = "Modal needs a type, and none is named."
+        why = f"Modal needs a type, and none is named: {name} is taken; a smaller one costs less."
+        report.changed("gpus_per_node", "gpu", text, why)
+    elif gpus.type == "a100":
+        why = "Modal's A100 has 40 GB; a100-80gb names the one that has 80."
         report.changed("gpus_per_node", "gpu", text, why)
     elif name.lower() == gpus.type:
         report.exact("gpus_per_node", "gpu", text)

@@ -63,6 +63,9 @@ class _Writer:
         kinds = [name for name, equals, _ in said if not equals]
         #: By what the steps get into their container; empty where sbatch's own options see to that.
         self._container = "" if "container-image" in options else next(iter(kinds), "apptainer")
+        workdir = spec.environment.workdir or ""
+        if not kinds and self._image is not None and self._container and workdir.startswith("/"):
+            self._inside.setdefault("workdir", workdir)  # elsewhere it was a folder of the image
         signal = options.get("signal")
         who = (signal.value or "").partition(":")[0] if signal and ":" in (signal.value or "") else ""
         self._waits = "B" in who  # a trap of the batch shell fires between commands, or in `wait`
@@ -190,6 +193,8 @@ class _Writer:
         else:
             why = "It is written for apptainer; a site with pyxis has srun --container-image."
             report.changed("image", key, self._image or "", why)
+            if workdir := self._inside.get("workdir"):
+                report.exact("workdir", f"{kind} exec --pwd", workdir)
         for number, mount in enumerate(self._program.mounts):
             report.exact(f"program.mounts.{number}", key, mount.text)
 
