@@ -8,6 +8,7 @@ from typing import Final
 
 from clusterkernel.advice.base import Advice, Case, Level, rule
 from clusterkernel.advice.resources import changes
+from clusterkernel.formats.launch.steps import EACH_NODE
 from clusterkernel.formats.model import Format, How
 from clusterkernel.spec import Launcher
 
@@ -36,13 +37,45 @@ def directive_variable(case: Case) -> Iterator[Advice]:
         )
 
 
+@rule("directive-late")
+def directive_late(case: Case) -> Iterator[Advice]:
+    """A directive behind the first command, which sbatch does not look at."""
+    for field in case.fields if case.format is Format.SLURM else ():
+        if field.key == "#SBATCH":
+            yield Advice(
+                level=Level.ERROR,
+                rule="directive-late",
+                field=field.key,
+                message=f"Line {field.line}: sbatch takes no notice of #SBATCH {field.value}, since it stands behind a "
+                "command.",
+                fix="Move it up, before the first command.",
+            )
+
+
+@rule("launch-one-node")
+def launch_one_node(case: Case) -> Iterator[Advice]:
+    """A launcher of several nodes that the script starts on the first one alone."""
+    for field in case.fields if case.format is Format.SLURM and case.spec.backend == "slurm" else ():
+        if field.field is not None and EACH_NODE in field.reason:
+            yield Advice(
+                level=Level.ERROR,
+                rule="launch-one-node",
+                field=field.key,
+                message=f"Line {field.line}: {case.spec.launcher.value} starts on the first of {case.nodes} nodes "
+                "alone, where it waits for the others until it gives up.",
+                fix="Write srun before it: srun --ntasks-per-node=1 torchrun ...",
+            )
+
+
 @rule("key-ignored")
 def key_ignored(case: Case) -> Iterator[Advice]:
-    """A key of a cloud YAML that axolotl does not read, and says nothing of."""
-    if case.format not in _CLOUDS:
+    """A key of a cloud YAML that axolotl does not read, or of a manifest that is nearly one, and nobody says it."""
+    if case.format not in (*_CLOUDS, Format.KUBERNETES):
         return
     for field in case.fields:
         if field.how is not How.DROPPED:
+            continue
+        if case.format is Format.KUBERNETES and not field.reason.startswith("Did you mean"):
             continue
         change: Callable[[Case], Case] | None = None
         fix = "Leave it out."

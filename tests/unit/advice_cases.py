@@ -8,6 +8,7 @@ import msgspec
 
 from clusterkernel.advice import Case, Facts
 from clusterkernel.fields import build
+from clusterkernel.formats.launch.steps import EACH_NODE
 from clusterkernel.formats.model import Format, How, Mount, Program, Runs, SourceField, Step
 from clusterkernel.spec import Array, JobSpec
 
@@ -394,8 +395,21 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case("slurm", fields=(option("--nodes", "$N"),)),
         ],
     ),
+    "directive-late": (
+        [script(option("#SBATCH", "--gpus=2"))],
+        [script(option("--gpus", "2")), case("kubernetes", fields=(option("#SBATCH", "--gpus=2"),))],
+    ),
+    "launch-one-node": (
+        [script(option("torchrun", "", how=How.CHANGED, reason=EACH_NODE, field="program.steps.0"))],
+        [script(option("torchrun", ""))],
+    ),
     "key-ignored": (
         [
+            case(
+                "kubernetes",
+                format=Format.KUBERNETES,
+                fields=(option("spec.backofLimit", "2", how=How.DROPPED, reason="Did you mean backoffLimit? No."),),
+            ),
             case(
                 "modal",
                 format=Format.MODAL_YAML,

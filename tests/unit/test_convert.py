@@ -260,6 +260,42 @@ def test_advice_is_a_data_frame() -> None:
     assert list(check(spec).columns) == list(found.columns)
 
 
+@pytest.mark.parametrize(
+    ("lines", "rule", "says"),
+    [
+        (["python a.py", "#SBATCH --gpus=2"], "directive-late", "Line 4: sbatch takes no notice of #SBATCH --gpus=2"),
+        (["#SBATCH -N2", "torchrun --nnodes=2 a.py"], "launch-one-node", "Line 4: torchrun starts on the first of 2"),
+    ],
+)
+def test_traps_of_slurm_are_told(lines: list[str], rule: str, says: str) -> None:
+    found = check("\n".join(["#!/bin/bash", "#SBATCH --time=60", *lines, ""]))
+    [message] = found[found["rule"] == rule]["message"]
+    assert message.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("nvidia.com/gpu: 4", "nvidia.com/gpus: 4"),
+        ("activeDeadlineSeconds: 60", "activeDeadlineSecond: 60"),
+        ("backoffLimit: 0", "backofLimit: 0"),
+        ("resources:", "resorces:"),
+    ],
+)
+def test_a_key_of_a_manifest_that_is_nearly_one_is_told(right: str, wrong: str) -> None:
+    text = (
+        "apiVersion: batch/v1\nkind: Job\nmetadata: {name: a}\nspec:\n  backoffLimit: 0\n  activeDeadlineSeconds: 60\n"
+        "  template:\n    spec:\n      restartPolicy: Never\n      hostNetwork: true\n      containers:\n"
+        "        - name: main\n          image: a/b:1\n          command: [python, a.py]\n"
+        "          resources:\n            limits:\n              nvidia.com/gpu: 4\n"
+    )
+    assert "key-ignored" not in set(check(text)["rule"])
+    assert right in text
+    found = check(text.replace(right, wrong))
+    [message] = found[found["rule"] == "key-ignored"]["message"]
+    assert f"Did you mean {right.partition(':')[0]}, for {wrong.partition(':')[0]}?" in message
+
+
 def test_advice_reads_the_configuration_beside_the_script(tmp_path: Path) -> None:
     script = tmp_path / "job.slurm"
     script.write_text("#!/bin/bash\n#SBATCH -N2 --gpus-per-node=8\nsrun axolotl train c.yaml\n")

@@ -80,7 +80,8 @@ class Found(msgspec.Struct):
     def dropped(self, tree: Tree, reason: str) -> None:
         """It has no place in a spec; each leaf has its row."""
         for leaf in list(tree.left()):
-            self.row(leaf, None, How.DROPPED, reason)
+            meant = leaf.meant()
+            self.row(leaf, None, How.DROPPED, f"Did you mean {meant}? {reason}" if meant else reason)
 
     def assumed(self, key: str, value: str, field: str | None, reason: str) -> None:
         """Nobody said it."""

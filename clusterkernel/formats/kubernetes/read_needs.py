@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from typing import Any, Final
 
@@ -44,6 +45,10 @@ def resources(found: Found, tree: Tree) -> int:
     for name in {key: None for place in (limits, requests) for key, _ in place.pairs()}:
         asked, most = requests.at(name), limits.at(name)
         if name in (*DEVICES, "memory", "cpu", "ephemeral-storage") or not words.is_label_key(name):
+            continue
+        if close := difflib.get_close_matches(name, (*DEVICES, "memory", "cpu", "ephemeral-storage"), 1, 0.9):
+            for tree in [one for one in (most, asked) if one.value is not None]:
+                found.row(tree, None, How.DROPPED, f"Did you mean {close[0]}, for {name}? No node has that.")
             continue
         told = most if most.value is not None else asked
         if words.read_quantity(str(told.value)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -82,13 +83,16 @@ class Tree:
         Path of each value -> its line.
     taken : set
         Paths that were taken, shared by the whole document.
+    asked : set
+        Keys that were looked for, shared as well: all that a reader knows.
     """
 
-    def __init__(self, value: Any, path: str, lines: dict[str, int], taken: set[str]) -> None:
+    def __init__(self, value: Any, path: str, lines: dict[str, int], taken: set[str], asked: set[str]) -> None:
         self.value = value
         self.path = path
         self._lines = lines
         self._taken = taken
+        self._asked = asked
 
     def at(self, *keys: str | int) -> Tree:
         """A part below; its value is None where there is none."""
@@ -100,7 +104,8 @@ class Tree:
             else:
                 value = value.get(key) if isinstance(value, dict) else None
                 path = join(path, key)
-        return Tree(value, path, self._lines, self._taken)
+                self._asked.add(key)
+        return Tree(value, path, self._lines, self._taken, self._asked)
 
     def items(self) -> list[Tree]:
         """The items of a list; none where it is no list."""
@@ -108,7 +113,12 @@ class Tree:
 
     def pairs(self) -> list[tuple[str, Tree]]:
         """The keys of a mapping and what they hold; none where it is no mapping."""
-        return [(str(key), self.at(key)) for key in self.value] if isinstance(self.value, dict) else []
+        if not isinstance(self.value, dict):
+            return []
+        return [
+            (str(key), Tree(value, join(self.path, str(key)), self._lines, self._taken, self._asked))
+            for key, value in self.value.items()
+        ]
 
     def take(self) -> Any:
         """The value, which counts as taken with all that is below it."""
@@ -119,6 +129,14 @@ class Tree:
     def line(self) -> int | None:
         """The line of the key or item."""
         return self._lines.get(self.path)
+
+    def meant(self) -> str:
+        """The key that was meant where one on the way here is nearly one that is known; else empty."""
+        for name, bracketed in re.findall(r"([^.\[\]]+)|\[([^\]]*)\]", self.path):
+            key = name or bracketed
+            if key not in self._asked and (close := difflib.get_close_matches(key, self._asked, 1, 0.85)):
+                return f"{close[0]}, for {key}"
+        return ""
 
     def left(self) -> Iterator[Tree]:
         """The leaves that nobody took."""
@@ -157,7 +175,7 @@ def load(text: str, where: str) -> list[Tree]:
             _note(node, "", lines, where)
             value = loader.construct_document(node)
             if value is not None:
-                trees.append(Tree(value, "", lines, set()))
+                trees.append(Tree(value, "", lines, set(), set()))
     return trees
 
 

@@ -19,11 +19,11 @@ from clusterkernel.formats.sbatch.needs import Counts
 from clusterkernel.formats.shell.values import Variables
 from clusterkernel.spec import Launcher
 
-__all__ = ["Shape", "Steps", "counts", "steps"]
+__all__ = ["EACH_NODE", "Shape", "Steps", "counts", "steps"]
 
 #: ``set -e``, and the sign of the last of them.
 _STOPS: Final = re.compile(r"(?m)^\s*set\b.*?\s([-+])(?:\w*e\w*|o errexit)(?=\s|$|;)")
-_EACH_NODE: Final = "The script starts it on the first node alone, where it would wait for the others."
+EACH_NODE: Final = "The script starts it on the first node alone, where it would wait for the others."
 
 
 def steps(body: Body, variables: Variables, shape: Shape, agreed: Counts, name: str) -> Steps:
@@ -125,7 +125,7 @@ class _Maker(Teller):
             return Runs.HEAD, How.EXACT, ""
         if launched:
             if launch.srun is None and shape.nodes > 1:
-                return Runs.NODES, How.CHANGED, _EACH_NODE
+                return Runs.NODES, How.CHANGED, EACH_NODE
             if shape.tasks > 1 and launch.srun is not None:
                 why = f"{shape.tasks} launchers on a node would start {shape.tasks} times the ranks: it is one."
                 return Runs.NODES, How.CHANGED, why

@@ -16,6 +16,7 @@ from clusterkernel.formats.sbatch import body as sbatch_body
 from clusterkernel.formats.sbatch import grammar as sbatch_grammar
 from clusterkernel.formats.sbatch.kept import Body
 from clusterkernel.formats.sbatch.needs import Counts, Needs, needs, shape
+from clusterkernel.formats.sbatch.words import directives
 from clusterkernel.formats.shell import effects
 from clusterkernel.formats.shell.values import Variables, names_in
 from clusterkernel.spec import JobSpec, Launcher
@@ -85,6 +86,14 @@ def read(text: str, *, name: str, values: Mapping[str, str] | None = None, optio
         ]
     rows = [*asked.rows, *sorted([*body.rows, *made.rows], key=lambda row: row.line or 0)]
     rows += _asked_rows(body, variables, made)
+    if not any("<<" in line for line in lines):  # a document may be a script of its own
+        first = max((number for number, _ in directives(lines)), default=0)
+        why = "sbatch takes no notice of it: it stands behind the first command."
+        rows += [
+            SourceField("#SBATCH", line[8:].strip(), number, None, reason=why)
+            for number, line in enumerate(lines, 1)
+            if number > first and line.startswith("#SBATCH ")
+        ]
     if shell:
         rows.append(
             SourceField("#!", shell, 1, "program.options.shell.run-by", reason="Other platforms read it by bash.")
