@@ -156,6 +156,14 @@ def _consistent(spec: JobSpec, origins: Mapping[str, str]) -> JobSpec:
             field=origins.get("secrets", "--secrets"),
             hint="Keep the secret.",
         )
+    places: dict[str, str] = {}
+    for volume in spec.storage.volumes:
+        if (other := places.get(volume.place)) is not None:
+            both = f"{other} and {volume.name} are both" if other != volume.name else f"{other} is twice"
+            label = origins.get("volumes", "--volumes")
+            hint = "Give each a mount point of its own." if other != volume.name else "Name it once."
+            raise SpecError(f"{label}: {both} mounted at {volume.place}.", field=label, hint=hint)
+        places[volume.place] = volume.name
     return spec
 
 

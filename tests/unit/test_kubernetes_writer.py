@@ -302,9 +302,9 @@ def test_recovery_from_disruptions() -> None:
     assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
 
 
-def test_two_volumes_at_one_place_are_refused() -> None:
-    with pytest.raises(SpecError, match="two of the places are /data"):
-        kubernetes.write(spec(volumes="a:/data,b:/data/"), RUN)
+def test_a_volume_at_the_place_of_shared_memory_is_refused() -> None:
+    with pytest.raises(SpecError, match="two of the places are /dev/shm"):
+        kubernetes.write(spec(volumes="a:/dev/shm/", shm="1G"), RUN)
 
 
 def test_a_manifest_without_a_program_is_refused() -> None:

@@ -49,6 +49,7 @@ def record(wanted: JobSpec, kind: str = "cell", **values: Any) -> JobRecord:
         ({"ephemeral_disk": "4T"}, "--ephemeral-disk", ("3T",)),
         ({"volumes": ["data:/root"]}, "--volumes", ("/root",)),
         ({"volumes": ["my data:/data"]}, "--volumes", ("my data",)),
+        ({"volumes": ["data:/a", "data:/b"]}, "--volumes", ("data", "/a", "/b")),
         ({"region": "US East"}, "--region", ("US East",)),
         ({"partition": "gpu"}, "--partition", ("gpu", "partitions")),
         ({"dependency": "afterok:1"}, "--dependency", ("afterok:1",)),

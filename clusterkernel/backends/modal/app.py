@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-import posixpath
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -147,7 +146,7 @@ def _image(record: JobRecord, options: Options, runtime: str) -> str:
 def _volumes(spec: JobSpec, options: Options) -> dict[str, object]:
     create = ", create_if_missing=True" if options.create_volumes else ""
     return {
-        posixpath.normpath(volume.mount): Source(f"modal.Volume.from_name({literal(volume.name)}{create})")
+        volume.place: Source(f"modal.Volume.from_name({literal(volume.name)}{create})")
         for volume in spec.storage.volumes
     }
 
