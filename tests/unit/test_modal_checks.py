@@ -78,7 +78,6 @@ def test_bad_input_gets_one_line(values: dict[str, Any], field: str, words: tupl
 @pytest.mark.parametrize(
     ("image", "refused"),
     [
-        ("axolotlai/axolotl:main-py3.9-cu128-2.9.1", False),  # not one that we know to read
         (f"axolotlai/axolotl:main-py3.{sys.version_info.minor}-cu128-2.9.1", False),
         (f"axolotlai/axolotl:main-py3.{sys.version_info.minor + 1}-cu128-2.9.1", True),
         (f"python:3.{sys.version_info.minor + 1}-slim", True),
@@ -95,6 +94,46 @@ def test_an_image_of_another_python(image: str | None, refused: bool) -> None:
     else:
         submit.refuse_image(wanted)
     submit.refuse_image(record(spec(image=image), kind="command"))
+
+
+@pytest.mark.parametrize(
+    ("image", "python"),
+    [
+        ("x:py3.9", (3, 9)),
+        ("x:py39", (3, 9)),
+        ("x:py39_4.12.0", (3, 9)),
+        ("x:cuda-python3.8-slim", (3, 8)),
+        ("x:main-PY3.11-cu12.4-2.3.9", (3, 11)),
+        ("python:3.9-slim", (3, 9)),
+        ("python:3.10.4-alpine3.20", (3, 10)),
+        ("docker.io/library/python:2.7", (2, 7)),
+        ("host:5000/devcontainers/python:1-3.12-bookworm", (3, 12)),
+        ("ubi9/python-311:1-115", (3, 11)),
+        ("jupyter/scipy-notebook:python_3.10", (3, 10)),
+        ("py3.9/x:py310", (3, 10)),
+        ("python:3", None),
+        ("python:latest", None),
+        ("python:alpine3.9", None),
+        ("x/mypython:3.9", None),
+        ("pytorch/pytorch:2.3.9-cuda12.4-cudnn9-devel", None),
+        ("nvcr.io/nvidia/pytorch:25.10-py3", None),
+        ("nvidia/cuda:cu12.4", None),
+        ("team/numpy3.9:2.3.9", None),
+        ("x:py3.100", None),
+    ],
+)
+def test_the_python_that_an_image_tells_of(image: str, python: tuple[int, int] | None) -> None:
+    assert submit._python(image) == python
+
+
+def test_a_python_that_no_kernel_has_is_not_proposed() -> None:
+    with pytest.raises(SpecError) as caught:
+        submit.refuse_image(record(spec(image="x:py3.9")))
+    here = f"3.{sys.version_info.minor}"
+    assert str(caught.value) == (
+        f"--image = x:py3.9 has Python 3.9, and this notebook {here}: cells and functions need the same. "
+        f"Choose an image with Python {here}."
+    )
 
 
 def test_no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
