@@ -302,6 +302,11 @@ def test_recovery_from_disruptions() -> None:
     assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
 
 
+def test_an_image_that_no_registry_knows_is_refused() -> None:
+    with pytest.raises(SpecError, match="--image = 'my image:1' is no name of an image"):
+        kubernetes.write(spec(image="my image:1"), RUN)
+
+
 def test_a_volume_at_the_place_of_shared_memory_is_refused() -> None:
     with pytest.raises(SpecError, match="two of the places are /dev/shm"):
         kubernetes.write(spec(volumes="a:/dev/shm/", shm="1G"), RUN)

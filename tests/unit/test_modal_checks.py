@@ -61,6 +61,14 @@ def record(wanted: JobSpec, kind: str = "cell", **values: Any) -> JobRecord:
         ({"modal": ["--gpu=h900"]}, "--modal", ("h900",)),
         ({"modal": ["--gpus=h100"]}, "--modal", ("--gpus", "gpu")),
         ({"modal": ["--cpu-limit=many"]}, "--modal", ("many",)),
+        ({"modal": ["--cpu-limit=2"], "cpus_per_task": 3}, "--modal", ("--cpu-limit=2 ", "asked for, 3.")),
+        ({"modal": ["--cpu-limit=9.5"], "cpus_per_task": 5, "tasks_per_node": 2}, "--modal", ("9.5", "10, 2 x 5.")),
+        ({"modal": ["--cpu-limit=0.1"]}, "--modal", ("0.1", "0.125")),
+        ({"image": "team/my image:1"}, "--image", ("'team/my image:1'",)),
+        ({"image": "team/Image:1"}, "--image", ("team/Image:1", "small letters")),
+        ({"image": "team/image:a:b"}, "--image", ("team/image:a:b",)),
+        ({"image": "team/image;x"}, "--image", ("team/image;x",)),
+        ({"image": "/images/x.sqsh"}, "--image", ("/images/x.sqsh", "registry")),
         ({"max_cost": 0.01, "gpus_per_node": "h100:8"}, "--max-cost", ("0.01", "hour")),
         ({"secrets": ["MODAL_TOKEN_ID"]}, "--secrets", ("MODAL_TOKEN_ID",)),
     ],
@@ -124,6 +132,22 @@ def test_an_image_of_another_python(image: str | None, refused: bool) -> None:
 )
 def test_the_python_that_an_image_tells_of(image: str, python: tuple[int, int] | None) -> None:
     assert submit._python(image) == python
+
+
+@pytest.mark.parametrize(
+    ("image", "name"),
+    [
+        ("ubuntu", "ubuntu"),
+        ("docker://Host.example:5000/a_b/c__d/e-f.g:V1.2_x", "Host.example:5000/a_b/c__d/e-f.g:V1.2_x"),
+        ("nvcr.io#nvidia/pytorch:25.10-py3", "nvcr.io/nvidia/pytorch:25.10-py3"),
+        (f"a/b:1@sha256:{'0f' * 32}", f"a/b:1@sha256:{'0f' * 32}"),
+        (f"a/b@sha256:{'0f' * 32}", f"a/b@sha256:{'0f' * 32}"),
+    ],
+)
+def test_names_that_a_registry_knows_are_sent(image: str, name: str) -> None:
+    wanted = spec(image=image, cpus_per_task=4, modal=["--cpu-limit=4"])
+    backend.ModalBackend().check(wanted)
+    assert f'from_registry("{name}")' in app.text(record(wanted), "/runtime")
 
 
 def test_a_python_that_no_kernel_has_is_not_proposed() -> None:

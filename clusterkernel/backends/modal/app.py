@@ -19,7 +19,7 @@ from clusterkernel.backends.modal import prices
 from clusterkernel.backends.modal.options import Options
 from clusterkernel.backends.modal.options import parse as parse_options
 from clusterkernel.formats import gpu_names
-from clusterkernel.formats.container.image import AXOLOTL
+from clusterkernel.formats.container.image import AXOLOTL, registry_name
 from clusterkernel.formats.modal import function as modal_function
 from clusterkernel.formats.modal import limits as modal_limits
 from clusterkernel.formats.python_text import Source, call, literal
@@ -126,8 +126,7 @@ def _image(record: JobRecord, options: Options, runtime: str) -> str:
         minor = f"{sys.version_info.major}.{sys.version_info.minor}"
         lines = [f"modal.Image.debian_slim(python_version={literal(minor)})"]
     else:
-        name = re.sub(r"^(docker|oras|dockerd)://", "", asked).replace("#", "/", 1)
-        lines = [f"modal.Image.from_registry({literal(name)})"]
+        lines = [f"modal.Image.from_registry({literal(registry_name(asked))})"]
     if options.apt:
         lines.append(f".apt_install({', '.join(map(literal, options.apt))})")
     if options.dockerfile:
