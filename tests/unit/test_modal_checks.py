@@ -327,6 +327,19 @@ def test_options_are_read() -> None:
     assert fields.build(fields.values(wanted)) == wanted, "a profile keeps them"
 
 
+def test_each_gpu_is_named_once() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(["--gpu=h900"])
+    assert str(caught.value) == (
+        '--modal "--gpu=h900" has a value that is no gpu. Write one of T4, L4, A10, L40S, A100, A100-40GB, A100-80GB, '
+        "RTX-PRO-6000, H100, H200, B200, B300, and at most 8 (4 A10)."
+    )
+    same = spec(gpus_per_node="a10:1", modal=["--gpu=a10g --gpu=A10:1 --gpu=l4:2 --gpu=L4:02"])
+    assert 'gpu=["A10", "L4:2"]' in app.text(record(same), "/runtime")
+    several = spec(gpus_per_node="h100:2", modal=["--gpu=H100!:2 --gpu=h100"])
+    assert 'gpu=["H100:2", "H100!:2", "H100"]' in app.text(record(several), "/runtime")
+
+
 def test_planning_imports_no_client() -> None:
     probe = (
         "import os, sys, clusterkernel as ck\n"

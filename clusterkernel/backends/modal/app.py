@@ -170,10 +170,8 @@ def _arguments(spec: JobSpec, options: Options) -> dict[str, object]:
     """The keywords of ``app.function``."""
     made = modal_function.arguments(spec, Report())
     made.pop("env", None)  # the supervisor sets it, as everywhere
-    if options.gpu and "gpu" in made:
-        made["gpu"] = [made["gpu"], *map(_spelled, options.gpu)]
-    elif options.gpu:
-        made["gpu"] = [*map(_spelled, options.gpu)]
+    if options.gpu:  # a10g is Modal's A10: each kind is tried once
+        made["gpu"] = list(dict.fromkeys([*filter(None, [made.get("gpu")]), *map(_spelled, options.gpu)]))
     if options.cpu_limit is not None:
         made["cpu"] = (made.get("cpu", 0.125), options.cpu_limit)
     if options.cloud:
@@ -206,9 +204,10 @@ def first_time(spec: JobSpec) -> int:
 
 
 def _spelled(gpu: str) -> str:
-    name, colon, count = gpu.partition(":")
+    name, _, count = gpu.partition(":")
     mark = name[-1:] if name[-1:] in "!+" else ""
-    return gpu_names.MODAL[name.rstrip("!+").lower()] + mark + colon + count
+    many = f":{int(count)}" if int(count or 1) > 1 else ""  # as the first choice is spelled
+    return gpu_names.MODAL[name.rstrip("!+").lower()] + mark + many
 
 
 @contextmanager
