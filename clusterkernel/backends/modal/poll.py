@@ -76,6 +76,8 @@ class Poller:
             return _told(task, place)
         place.call = place.call or call
         came = self._read(parts, over=bool(place.state))
+        if came and not self._folder.holder(task):
+            self._hold(task, place, self._stream.holder(task))
         if _ended(parts):
             return Observation(task=task, state=JobState.FINISHING, restarts=place.attempt)
         if place.state:
@@ -166,11 +168,18 @@ class Poller:
             _note(place, JobState.SUCCEEDED, "")
         elif holder.startswith("fc-"):
             # Two copies were sent, and this is the one that was turned away.
-            events.claim(str(self._folder.path / "claims" / str(task)), holder)
-            self._folder.add_submission(Submission(platform_ids=((holder, task, 1),)), first=True)
-            place.call = holder
+            self._hold(task, place, holder)
         else:
             _note(place, JobState.CANCELLED, "It was taken back before it started.")
+
+    def _hold(self, task: int, place: Place, holder: str) -> None:
+        """Keep which copy of the job runs: the one that is asked about from now on."""
+        if holder in ("", WITHDRAWN):
+            return
+        if holder != place.call:
+            self._folder.add_submission(Submission(platform_ids=((holder, task, 1),)), first=True)
+            place.call = holder
+        events.claim(str(self._folder.path / "claims" / str(task)), holder)
 
     def _is_cancelled(self, task: int) -> bool:
         asked = self._folder.cancel_request()
