@@ -332,6 +332,35 @@ def test_a_job_whose_containers_cannot_start_does_not_wait_for_ever(
     until(lambda: idle(modal_server), "its call is cancelled")
 
 
+def test_of_a_job_that_no_container_takes_a_person_is_told(
+    platform: platforms.Platform, modal_server: ModalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, before = app.text, modal_server.crashes()
+    silent = "if not modal.is_local():\n    import os; os.kill(os.getpid(), 9)"
+    monkeypatch.setattr(app, "text", lambda *a, **k: f"{written(*a, **k)}\n\n{silent}\n")
+    monkeypatch.setattr(startup, "_FIRST", 0.1)
+    monkeypatch.setattr(startup, "_QUIET", 0.1)
+    monkeypatch.setattr(startup, "_LONG", 1.0)
+    job = platform.executor().submit(int)
+    until(lambda: job.reason, "it is told")
+    assert job.reason == (
+        "No container has taken it yet: Modal may have none free of what it asks for, or they end before they say a "
+        f"word. Modal's page of the app {app.app_name(job.record)} tells which; %cluster_cancel {job.id} ends it."
+    )
+    until(lambda: modal_server.crashes() >= before + 3, "its containers end")
+    assert job.state is JobState.QUEUED, "it may as well wait for GPUs"
+    assert job.cancel()
+    assert job.wait(LIMIT) is JobState.CANCELLED
+    until(lambda: idle(modal_server), "its call is cancelled")
+
+
+def test_a_job_that_was_long_in_the_queue_runs(platform: platforms.Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "_LONG", 0.0)
+    job = platform.executor().submit(int)
+    assert job.result(LIMIT) == 0
+    assert job.reason == ""
+
+
 # -- retries, time, pre-emption -------------------------------------------------
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+import msgspec
+
 from clusterkernel.backends.base import Observation
 from clusterkernel.backends.modal import app
 from clusterkernel.backends.modal.client import connect, library, speaking
@@ -61,8 +63,8 @@ class Poller:
             }
             with ThreadPoolExecutor(min(_AT_ONCE, len(calls))) as pool:
                 seen = list(pool.map(lambda task: self._task(task, calls[task], every[task]), every))
-            if all(one.state is JobState.QUEUED for one in seen) and (said := self._startup.failed()):
-                seen = self._give_up({task: every[task][str(task)] for task in every}, said) or seen
+            if all(one.state is JobState.QUEUED for one in seen):
+                seen = self._untaken(seen, {task: every[task][str(task)] for task in every})
             over = over and all(_ended(parts) or _failed(parts[str(task)]) for task, parts in every.items())
             if over and not progress.cleared:
                 progress.cleared = True
@@ -96,10 +98,19 @@ class Poller:
         state = JobState.RUNNING if place.begun else JobState.QUEUED
         return Observation(task=task, state=state, restarts=place.attempt)
 
+    def _untaken(self, seen: list[Observation], places: Mapping[int, Place]) -> list[Observation]:
+        """A job that no container has taken: it waits, or its containers end before they do."""
+
+        def taken() -> bool:
+            return any(self._stream.holder(task) not in ("", WITHDRAWN) for task in places)
+
+        if (said := self._startup.failed()) and not taken():
+            return self._give_up(places, said)
+        word = self._startup.waits(taken)
+        return [msgspec.structs.replace(one, reason=word) for one in seen]
+
     def _give_up(self, places: Mapping[int, Place], said: str) -> list[Observation]:
-        """End a job whose containers end before they take it, unless one took it after all."""
-        if any(self._stream.holder(task) not in ("", WITHDRAWN) for task in places):
-            return []
+        """End a job whose containers end before they take it."""
         for place in places.values():
             _note(place, JobState.LAUNCH_FAILED, f"Its containers end before they take the job: {said[:300]}")
             with contextlib.suppress(library().exception.NotFoundError):

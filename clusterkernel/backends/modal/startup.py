@@ -2,14 +2,16 @@
 
 Modal starts such containers again and again, and the call waits. Some ends it
 makes the call's own in time (what the function's file raised, says its
-client); of others only the app's log tells.
+client); of others only the app's log tells. Of those that print nothing
+nobody tells: they look as a job does that waits for GPUs, which is all that is
+said of it then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from clusterkernel.backends.modal.client import library
@@ -25,6 +27,12 @@ _QUIET: Final = 30.0
 # Seconds until the log is first looked at, and the longest time between two looks.
 _FIRST, _LONGEST = 5.0, 30.0
 _ENTRIES: Final = 200
+# Seconds after which a person is told that a job waits for long.
+_LONG: Final = 300.0
+_WAITS: Final = (
+    "No container has taken it yet: Modal may have none free of what it asks for, or they end before they say a word. "
+    "Modal's page of the app {app} tells which; %cluster_cancel {job} ends it."
+)
 
 
 class Startup:
@@ -45,7 +53,8 @@ class Startup:
     def __init__(self, folder: JobFolder, app: str, client: Any, environment: str | None) -> None:
         self._folder, self._app, self._client, self._environment = folder, app, client, environment
         self._pause = _FIRST
-        self._due = time.monotonic() + self._pause
+        now = time.monotonic()
+        self._due, self._due_word, self._word = now + self._pause, now + _LONG, ""
 
     def failed(self) -> str:
         """The last line of containers that ended too early; empty where nothing says that, or it is too soon."""
@@ -56,6 +65,13 @@ class Startup:
         self._due = time.monotonic() + self._pause
         said = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return said if ended(last) >= _ENOUGH else ""
+
+    def waits(self, taken: Callable[[], bool]) -> str:
+        """What a person should know of a job that is not `taken` by any container; empty where it is too soon."""
+        if time.monotonic() >= self._due_word:
+            self._due_word = time.monotonic() + _LONGEST
+            self._word = "" if taken() else _WAITS.format(app=self._app, job=self._folder.id)
+        return self._word
 
     def keep(self, call: str) -> None:
         """Keep what the containers printed where `Job.logs` looks for it."""
