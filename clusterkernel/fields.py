@@ -159,15 +159,12 @@ def _consistent(spec: JobSpec, origins: Mapping[str, str]) -> JobSpec:
         )
     places: dict[str, str] = {}
     for volume in spec.storage.volumes:
-        place = posixpath.normpath(volume.mount)
-        if place in places:
+        if (other := places.get(volume.place)) is not None:
+            both = f"{other} and {volume.name} are both" if other != volume.name else f"{other} is twice"
             label = origins.get("volumes", "--volumes")
-            raise SpecError(
-                f"{label}: {places[place]} and {volume.name} are both to be mounted at {place}.",
-                field=label,
-                hint="Give each a folder of its own.",
-            )
-        places[place] = volume.name
+            hint = "Give each a mount point of its own." if other != volume.name else "Name it once."
+            raise SpecError(f"{label}: {both} mounted at {volume.place}.", field=label, hint=hint)
+        places[volume.place] = volume.name
     return spec
 
 

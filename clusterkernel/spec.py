@@ -11,6 +11,7 @@ Counts are per node, memory is MiB per node, times are seconds.
 from __future__ import annotations
 
 import enum
+import posixpath
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -131,6 +132,11 @@ class Volume(_Group, frozen=True):
 
     name: str
     mount: str
+
+    @property
+    def place(self) -> str:
+        """The mount point, spelled in the one way that all its spellings have in common."""
+        return "/" + posixpath.normpath(self.mount).lstrip("/")
 
 
 class Storage(_Group, frozen=True):

@@ -22,7 +22,9 @@ from clusterkernel.spec import JobSpec
 _LIMITS: Final[Mapping[str, Callable[[JobSpec], Iterable[Limit]]]] = MappingProxyType(
     {"modal": modal_limits.limits, "baseten": truss_config.limits}
 )
-_MODAL: Final = tuple(f"modal-{name}" for name in "gpu gpu-count cluster time retries backoff disk mount".split())
+_MODAL: Final = tuple(
+    f"modal-{name}" for name in "gpu gpu-count cluster time retries backoff disk mount volume".split()
+)
 _BASETEN: Final = ("baseten-gpu", "baseten-gpu-count", "baseten-array")
 _STAND_IN: Final = Program(steps=(Step(name="run", shell="true"),))
 _NUMBER: Final = re.compile(r"\d+|TOP")

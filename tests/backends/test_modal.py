@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from modal_proto import api_pb2
 
 import clusterkernel as ck
 from clusterkernel import errors, secretstore, submission, submitter
@@ -158,7 +159,11 @@ def test_a_secret_that_is_nowhere_is_refused_before_anything_is_sent(
     platform: platforms.Platform, modal_server: ModalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EMPTY", "")
-    before = len(modal_server.calls())
+
+    def sent() -> int:  # others may still be asked about
+        return sum(modal_server.calls().count(call) for call in ("VolumePutFiles2", "AppCreate", "SecretGetOrCreate"))
+
+    before = sent()
     for name in ("NOWHERE", "EMPTY"):
         with pytest.raises(errors.SpecError) as caught:
             platform.executor(secrets=[name]).submit(int)
@@ -167,7 +172,7 @@ def test_a_secret_that_is_nowhere_is_refused_before_anything_is_sent(
             f"or set {name} in this notebook's environment."
         )
     assert len(ck.jobs()) == 0
-    assert len(modal_server.calls()) == before
+    assert sent() == before
 
 
 def test_a_volume_keeps_what_a_failed_run_left(platform: platforms.Platform, modal_server: ModalServer) -> None:
@@ -273,6 +278,42 @@ def test_deleting_a_job_removes_what_it_left_and_nothing_else(
     assert submission.remove(done.id) == []
 
 
+def test_an_app_that_a_killed_kernel_had_begun_is_stopped(
+    platform: platforms.Platform, modal_server: ModalServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = (
+        "import clusterkernel as ck, time\n"
+        "ck.Executor('modal', time='5m', modal=['--pip=to-be-built']).submit(int)\n"
+        "time.sleep(600)\n"
+    )
+
+    def begun() -> set[str]:
+        return {each for each, state in modal_server.ask()["apps"].items() if state == api_pb2.APP_STATE_INITIALIZING}
+
+    modal_server.ask(build=False)
+    before = begun()
+    killed = []
+    try:
+        for number in ("1", "2"):
+            killed.append(subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path))
+            until(lambda number=int(number): len(begun() - before) == number, "its app is begun, and its image built")
+    finally:
+        for process in killed:
+            process.kill()
+            process.wait()
+        modal_server.ask(build=True)
+    assert ck.job("1").wait(LIMIT) is JobState.LAUNCH_FAILED
+    manage._delete([summary(ck.job("1"), 0)], {"1": 2048})
+    assert capsys.readouterr().out.splitlines() == [
+        "Deleted 1 job; 2.05 kB are free.",
+        "Removed from modal what 1 job had left there: unfinished app, files.",
+    ]
+    assert len(begun() - before) == 1, "the other job's is left alone"
+    assert ck.job("2").wait(LIMIT) is JobState.LAUNCH_FAILED
+    assert submission.remove("2") == ["unfinished app", "files"]
+    assert begun() == before
+
+
 # -- the image --------------------------------------------------------------------
 
 
@@ -333,18 +374,31 @@ def test_a_job_whose_containers_cannot_start_does_not_wait_for_ever(
     until(lambda: idle(modal_server), "its call is cancelled")
 
 
-def test_a_job_whose_containers_end_without_a_word_says_what_it_waits_for(
-    platform: platforms.Platform, modal_server: ModalServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_of_a_job_that_no_container_takes_a_person_is_told(
+    platform: platforms.Platform, modal_server: ModalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written, gate = app.text, tmp_path / "gate"
-    line = f"import os; os.path.exists({str(gate)!r}) or os._exit(127)"
-    monkeypatch.setattr(app, "text", lambda *a, **k: f"{written(*a, **k)}\n\nif not modal.is_local():\n    {line}\n")
-    monkeypatch.setattr(startup, "_FIRST", 0.5)
-    monkeypatch.setattr(startup, "_USUAL", 0.5)
+    written, before = app.text, modal_server.crashes()
+    silent = "if not modal.is_local():\n    import os; os.kill(os.getpid(), 9)"
+    monkeypatch.setattr(app, "text", lambda *a, **k: f"{written(*a, **k)}\n\n{silent}\n")
+    monkeypatch.setattr(startup, "_FIRST", 0.1)
+    monkeypatch.setattr(startup, "_QUIET", 0.1)
+    monkeypatch.setattr(startup, "_LONG", 1.0)
     job = platform.executor().submit(int)
-    until(lambda: job.reason in (startup._NONE_YET, startup._NOT_TAKEN), "it says what it waits for")
-    assert job.state is JobState.QUEUED
-    gate.touch()
+    until(lambda: job.reason, "it is told")
+    assert job.reason == (
+        "No container has taken it yet: Modal may have none free of what it asks for, or they end before they say a "
+        f"word. Modal's page of the app {app.app_name(job.record)} tells which; %cluster_cancel {job.id} ends it."
+    )
+    until(lambda: modal_server.crashes() >= before + 3, "its containers end")
+    assert job.state is JobState.QUEUED, "it may as well wait for GPUs"
+    assert job.cancel()
+    assert job.wait(LIMIT) is JobState.CANCELLED
+    until(lambda: idle(modal_server), "its call is cancelled")
+
+
+def test_a_job_that_was_long_in_the_queue_runs(platform: platforms.Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "_LONG", 0.0)
+    job = platform.executor().submit(int)
     assert job.result(LIMIT) == 0
     assert job.reason == ""
 

@@ -71,6 +71,10 @@ class ModalServer:
         path = self.folder / "unknown"
         return path.read_text().splitlines() if path.exists() else []
 
+    def crashes(self) -> int:
+        """How many containers ended before they took an input."""
+        return int(self.ask()["crashes"])
+
     def stop(self) -> None:
         """End it and its containers."""
         assert self._process.stdin is not None

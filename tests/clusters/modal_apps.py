@@ -45,6 +45,14 @@ class Apps:
             raise GRPCError(Status.NOT_FOUND, f"App '{request.app_name}' not found in environment 'main'")
         return api_pb2.AppGetOrCreateResponse(app_id=app)
 
+    async def AppList(self, request: Any) -> Any:
+        """Of `Environment.apps.list`: an app has a name from when it is deployed (the client's `AppListItem`)."""
+        names = {app: name for name, app in self.deployed.items()}
+        response = api_pb2.AppListResponse()
+        for app, about in self.apps.items():
+            response.apps.add(app_id=app, description=about["name"], state=about["state"], name=names.get(app, ""))
+        return response
+
     async def AppCreate(self, request: Any) -> Any:
         """An id as Modal gives, `ap-` and 22 letters and digits [10]."""
         app = new_id("ap")

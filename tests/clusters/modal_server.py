@@ -173,6 +173,7 @@ class ModalServer(Store, Apps, Calls):
             {
                 "containers": [each.id for each in self.containers.values() if each.input is not None],
                 "queued": len(self.queued),
+                "crashes": sum(self.crashes.values()),
                 "calls": len(self.calls),
                 "functions": definitions,
                 "images": list(self.images.values()),

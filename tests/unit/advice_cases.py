@@ -347,7 +347,14 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "modal-retries": ([case("modal", attempts=20)], [case("modal", attempts=11), case("slurm", attempts=20)]),
     "modal-backoff": ([case("modal", attempts=2, backoff="5m")], [case("modal", attempts=2, backoff="60s")]),
     "modal-disk": ([case("modal", ephemeral_disk="4T")], [case("modal", ephemeral_disk="3T"), case("modal")]),
-    "modal-mount": ([case("modal", volumes="data:/tmp"), case("modal", volumes="d:/root/")], [case("modal", **DATA)]),
+    "modal-mount": (
+        [case("modal", volumes="data:/tmp"), case("modal", volumes="d:/root/"), case("modal", volumes="d:/a/../root")],
+        [case("modal", **DATA)],
+    ),
+    "modal-volume": (
+        [case("modal", volumes="data:/a,data:/b")],
+        [case("modal", volumes="data:/a,more:/b"), case("kubernetes", volumes="data:/a,data:/b")],
+    ),
     "baseten-gpu": (
         [case("baseten", gpus_per_node="mi300x:8")],
         [case("baseten", gpus_per_node="h100:8"), case("baseten", gpus_per_node="8")],

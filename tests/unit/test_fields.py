@@ -126,6 +126,12 @@ def test_none_leaves_the_base() -> None:
         ({"sbatch": "comment=a"}, "--sbatch: 'comment=a' is not an option."),
         ({"sbatch": 5}, "--sbatch = 5 is not text."),
         ({"memory": "64G", "memory_limit": "32G"}, "--memory-limit = 32G is below the memory asked for, 64G."),
+        (
+            {"volumes": ["weights:/data", "corpus:/data/"]},
+            "--volumes: weights and corpus are both mounted at /data. Give each a mount point of its own.",
+        ),
+        ({"volumes": "a:/x,b://x/./y/.."}, "--volumes: a and b are both mounted at /x."),
+        ({"volumes": "a:/x,b:/y,a:/x"}, "--volumes: a is twice mounted at /x. Name it once."),
         ({"secrets": "HF_TOKEN", "env": "HF_TOKEN=x"}, "HF_TOKEN is given both as a secret and as a variable."),
     ],
 )
@@ -235,9 +241,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "names": st.lists(WORD, max_size=3).map(tuple),
     "lines": st.lists(LINE, max_size=3).map(tuple),
     "volumes": st.lists(
-        st.builds(Volume, name=NAME, mount=NAME.map("/".__add__)),
-        max_size=3,
-        unique_by=lambda volume: posixpath.normpath(volume.mount),
+        st.builds(Volume, name=NAME, mount=NAME.map("/".__add__)), max_size=3, unique_by=lambda volume: volume.place
     ).map(tuple),
     "choice": st.sampled_from(list(Launcher)),
 }

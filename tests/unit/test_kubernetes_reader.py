@@ -411,6 +411,8 @@ def test_values_are_put_in() -> None:
         (JOB.replace("backoffLimit: 2", "backoffLimit: two"), "line 10: spec.backoffLimit is 'two'"),
         (JOB.replace("value: INFO", "value: 1"), r"line 30: .*value is '1', and not a text"),
         (JOB.replace("memory: 512Gi", "memory: 12 gigs"), "line 36: .* is '12 gigs', and not a size"),
+        (JOB.replace("memory: 600Gi", "memory: 500Gi"), "limits.memory is below what is requested"),
+        (JOB.replace("memory: 600Gi", "cpu: 1"), "limits.cpu is below what is requested"),
         (JOB.replace("{name: data, mountPath: /data}", "{name: dat, mountPath: /data}"), "names the volume 'dat'"),
         (JOB.replace("      containers:\n", "      containers: []\n      other:\n"), "has no containers"),
         ("kind: Job\n" + "a: " + "[" * 100 + "]" * 100, "nested too deeply"),

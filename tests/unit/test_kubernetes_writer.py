@@ -302,10 +302,14 @@ def test_recovery_from_disruptions() -> None:
     assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
 
 
-def test_a_volume_and_a_folder_of_the_node_at_one_place_are_refused() -> None:
-    program = msgspec.structs.replace(RUN, mounts=(Mount("/srv", "/data/"),))
-    with pytest.raises(SpecError, match="two of the places are /data"):
-        kubernetes.write(spec(volumes="a:/data"), program)
+def test_an_image_that_no_registry_knows_is_refused() -> None:
+    with pytest.raises(SpecError, match="--image = 'my image:1' is no name of an image"):
+        kubernetes.write(spec(image="my image:1"), RUN)
+
+
+def test_a_volume_at_the_place_of_shared_memory_is_refused() -> None:
+    with pytest.raises(SpecError, match="two of the places are /dev/shm"):
+        kubernetes.write(spec(volumes="a:/dev/shm/", shm="1G"), RUN)
 
 
 def test_a_manifest_without_a_program_is_refused() -> None:

@@ -49,6 +49,7 @@ def record(wanted: JobSpec, kind: str = "cell", **values: Any) -> JobRecord:
         ({"ephemeral_disk": "4T"}, "--ephemeral-disk", ("3T",)),
         ({"volumes": ["data:/root"]}, "--volumes", ("/root",)),
         ({"volumes": ["my data:/data"]}, "--volumes", ("my data",)),
+        ({"volumes": ["data:/a", "data:/b"]}, "--volumes", ("data", "/a", "/b")),
         ({"region": "US East"}, "--region", ("US East",)),
         ({"partition": "gpu"}, "--partition", ("gpu", "partitions")),
         ({"dependency": "afterok:1"}, "--dependency", ("afterok:1",)),
@@ -60,11 +61,14 @@ def record(wanted: JobSpec, kind: str = "cell", **values: Any) -> JobRecord:
         ({"modal": ["--gpu=h900"]}, "--modal", ("h900",)),
         ({"modal": ["--gpus=h100"]}, "--modal", ("--gpus", "gpu")),
         ({"modal": ["--cpu-limit=many"]}, "--modal", ("many",)),
-        ({"modal": ["--cpu-limit=8"], "cpus_per_task": 16}, "--modal", ("8", "16 cores")),
-        ({"modal": ["--cpu-limit=8"], "cpus_per_task": 4, "tasks_per_node": 4}, "--modal", ("8", "16 cores")),
-        ({"image": "my image:1"}, "--image", ("my image:1",)),
-        ({"image": "-v"}, "--image", ("-v",)),
-        ({"volumes": ["data:/d", "more:/d/"]}, "--volumes", ("data and more", "/d")),
+        ({"modal": ["--cpu-limit=2"], "cpus_per_task": 3}, "--modal", ("--cpu-limit=2 ", "asked for, 3.")),
+        ({"modal": ["--cpu-limit=9.5"], "cpus_per_task": 5, "tasks_per_node": 2}, "--modal", ("9.5", "10, 2 x 5.")),
+        ({"modal": ["--cpu-limit=0.1"]}, "--modal", ("0.1", "0.125")),
+        ({"image": "team/my image:1"}, "--image", ("'team/my image:1'",)),
+        ({"image": "team/Image:1"}, "--image", ("team/Image:1", "small letters")),
+        ({"image": "team/image:a:b"}, "--image", ("team/image:a:b",)),
+        ({"image": "team/image;x"}, "--image", ("team/image;x",)),
+        ({"image": "/images/x.sqsh"}, "--image", ("/images/x.sqsh", "registry")),
         ({"max_cost": 0.01, "gpus_per_node": "h100:8"}, "--max-cost", ("0.01", "hour")),
         ({"secrets": ["MODAL_TOKEN_ID"]}, "--secrets", ("MODAL_TOKEN_ID",)),
     ],
@@ -82,14 +86,6 @@ def test_bad_input_gets_one_line(values: dict[str, Any], field: str, words: tupl
 @pytest.mark.parametrize(
     ("image", "refused"),
     [
-        ("axolotlai/axolotl:main-py3.9-cu128-2.9.1", True),
-        ("python:3.8", True),
-        ("python:3.8.18-slim", True),
-        ("team/image:py38", True),
-        (f"team/image:py3{sys.version_info.minor}", False),
-        ("team/image:py3", False),
-        ("team/happy3.9:cu12.4", False),
-        ("pytorch/pytorch:2.3.9-py3-none", False),
         (f"axolotlai/axolotl:main-py3.{sys.version_info.minor}-cu128-2.9.1", False),
         (f"axolotlai/axolotl:main-py3.{sys.version_info.minor + 1}-cu128-2.9.1", True),
         (f"python:3.{sys.version_info.minor + 1}-slim", True),
@@ -106,6 +102,62 @@ def test_an_image_of_another_python(image: str | None, refused: bool) -> None:
     else:
         submit.refuse_image(wanted)
     submit.refuse_image(record(spec(image=image), kind="command"))
+
+
+@pytest.mark.parametrize(
+    ("image", "python"),
+    [
+        ("x:py3.9", (3, 9)),
+        ("x:py39", (3, 9)),
+        ("x:py39_4.12.0", (3, 9)),
+        ("x:cuda-python3.8-slim", (3, 8)),
+        ("x:main-PY3.11-cu12.4-2.3.9", (3, 11)),
+        ("python:3.9-slim", (3, 9)),
+        ("python:3.10.4-alpine3.20", (3, 10)),
+        ("docker.io/library/python:2.7", (2, 7)),
+        ("host:5000/devcontainers/python:1-3.12-bookworm", (3, 12)),
+        ("ubi9/python-311:1-115", (3, 11)),
+        ("jupyter/scipy-notebook:python_3.10", (3, 10)),
+        ("py3.9/x:py310", (3, 10)),
+        ("python:3", None),
+        ("python:latest", None),
+        ("python:alpine3.9", None),
+        ("x/mypython:3.9", None),
+        ("pytorch/pytorch:2.3.9-cuda12.4-cudnn9-devel", None),
+        ("nvcr.io/nvidia/pytorch:25.10-py3", None),
+        ("nvidia/cuda:cu12.4", None),
+        ("team/numpy3.9:2.3.9", None),
+        ("x:py3.100", None),
+    ],
+)
+def test_the_python_that_an_image_tells_of(image: str, python: tuple[int, int] | None) -> None:
+    assert submit._python(image) == python
+
+
+@pytest.mark.parametrize(
+    ("image", "name"),
+    [
+        ("ubuntu", "ubuntu"),
+        ("docker://Host.example:5000/a_b/c__d/e-f.g:V1.2_x", "Host.example:5000/a_b/c__d/e-f.g:V1.2_x"),
+        ("nvcr.io#nvidia/pytorch:25.10-py3", "nvcr.io/nvidia/pytorch:25.10-py3"),
+        (f"a/b:1@sha256:{'0f' * 32}", f"a/b:1@sha256:{'0f' * 32}"),
+        (f"a/b@sha256:{'0f' * 32}", f"a/b@sha256:{'0f' * 32}"),
+    ],
+)
+def test_names_that_a_registry_knows_are_sent(image: str, name: str) -> None:
+    wanted = spec(image=image, cpus_per_task=4, modal=["--cpu-limit=4"])
+    backend.ModalBackend().check(wanted)
+    assert f'from_registry("{name}")' in app.text(record(wanted), "/runtime")
+
+
+def test_a_python_that_no_kernel_has_is_not_proposed() -> None:
+    with pytest.raises(SpecError) as caught:
+        submit.refuse_image(record(spec(image="x:py3.9")))
+    here = f"3.{sys.version_info.minor}"
+    assert str(caught.value) == (
+        f"--image = x:py3.9 has Python 3.9, and this notebook {here}: cells and functions need the same. "
+        f"Choose an image with Python {here}."
+    )
 
 
 def test_no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -280,6 +332,19 @@ def test_options_are_read() -> None:
     assert options.create_volumes
     wanted = spec(modal=["--pip=torch==2.9.1 --apt=git"])
     assert fields.build(fields.values(wanted)) == wanted, "a profile keeps them"
+
+
+def test_each_gpu_is_named_once() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(["--gpu=h900"])
+    assert str(caught.value) == (
+        '--modal "--gpu=h900" has a value that is no gpu. Write one of T4, L4, A10, L40S, A100, A100-40GB, A100-80GB, '
+        "RTX-PRO-6000, H100, H200, B200, B300, and at most 8 (4 A10)."
+    )
+    same = spec(gpus_per_node="a10:1", modal=["--gpu=a10g --gpu=A10:1 --gpu=l4:2 --gpu=L4:02"])
+    assert 'gpu=["A10", "L4:2"]' in app.text(record(same), "/runtime")
+    several = spec(gpus_per_node="h100:2", modal=["--gpu=H100!:2 --gpu=h100"])
+    assert 'gpu=["H100:2", "H100!:2", "H100"]' in app.text(record(several), "/runtime")
 
 
 def test_planning_imports_no_client() -> None:

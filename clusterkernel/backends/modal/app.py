@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-import posixpath
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from clusterkernel.backends.modal import prices
 from clusterkernel.backends.modal.options import Options
 from clusterkernel.backends.modal.options import parse as parse_options
 from clusterkernel.formats import gpu_names
-from clusterkernel.formats.container.image import AXOLOTL
+from clusterkernel.formats.container.image import AXOLOTL, registry_name
 from clusterkernel.formats.modal import function as modal_function
 from clusterkernel.formats.modal import limits as modal_limits
 from clusterkernel.formats.python_text import Source, call, literal
@@ -127,8 +126,7 @@ def _image(record: JobRecord, options: Options, runtime: str) -> str:
         minor = f"{sys.version_info.major}.{sys.version_info.minor}"
         lines = [f"modal.Image.debian_slim(python_version={literal(minor)})"]
     else:
-        name = re.sub(r"^(docker|oras|dockerd)://", "", asked).replace("#", "/", 1)
-        lines = [f"modal.Image.from_registry({literal(name)})"]
+        lines = [f"modal.Image.from_registry({literal(registry_name(asked))})"]
     if options.apt:
         lines.append(f".apt_install({', '.join(map(literal, options.apt))})")
     if options.dockerfile:
@@ -147,7 +145,7 @@ def _image(record: JobRecord, options: Options, runtime: str) -> str:
 def _volumes(spec: JobSpec, options: Options) -> dict[str, object]:
     create = ", create_if_missing=True" if options.create_volumes else ""
     return {
-        posixpath.normpath(volume.mount): Source(f"modal.Volume.from_name({literal(volume.name)}{create})")
+        volume.place: Source(f"modal.Volume.from_name({literal(volume.name)}{create})")
         for volume in spec.storage.volumes
     }
 
@@ -172,10 +170,8 @@ def _arguments(spec: JobSpec, options: Options) -> dict[str, object]:
     """The keywords of ``app.function``."""
     made = modal_function.arguments(spec, Report())
     made.pop("env", None)  # the supervisor sets it, as everywhere
-    if options.gpu and "gpu" in made:
-        made["gpu"] = [made["gpu"], *map(_spelled, options.gpu)]
-    elif options.gpu:
-        made["gpu"] = [*map(_spelled, options.gpu)]
+    if options.gpu:  # a10g is Modal's A10: each kind is tried once
+        made["gpu"] = list(dict.fromkeys([*filter(None, [made.get("gpu")]), *map(_spelled, options.gpu)]))
     if options.cpu_limit is not None:
         made["cpu"] = (made.get("cpu", 0.125), options.cpu_limit)
     if options.cloud:
@@ -208,9 +204,10 @@ def first_time(spec: JobSpec) -> int:
 
 
 def _spelled(gpu: str) -> str:
-    name, colon, count = gpu.partition(":")
+    name, _, count = gpu.partition(":")
     mark = name[-1:] if name[-1:] in "!+" else ""
-    return gpu_names.MODAL[name.rstrip("!+").lower()] + mark + colon + count
+    many = f":{int(count)}" if int(count or 1) > 1 else ""  # as the first choice is spelled
+    return gpu_names.MODAL[name.rstrip("!+").lower()] + mark + many
 
 
 @contextmanager

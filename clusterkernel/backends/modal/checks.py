@@ -9,7 +9,8 @@ from typing import Final
 
 from clusterkernel.backends.modal import app, prices
 from clusterkernel.backends.modal.options import parse
-from clusterkernel.errors import SpecError, shown
+from clusterkernel.errors import SpecError
+from clusterkernel.formats.container.image import is_file, registry_name
 from clusterkernel.formats.modal import limits as modal_limits
 from clusterkernel.spec import JobSpec
 from clusterkernel.units import format_duration, format_memory
@@ -43,21 +44,7 @@ def check(spec: JobSpec) -> None:
     SpecError
         The first such field.
     """
-    options = parse(spec.extra.get("modal", ()))
-    cores = (spec.resources.cpus_per_task or 0) * spec.ranks_per_node
-    if options.cpu_limit is not None and options.cpu_limit < cores:
-        raise SpecError(
-            f'--modal "--cpu-limit={options.cpu_limit:g}" is below the {cores} cores asked for.',
-            field="--modal",
-            hint="Raise the limit or lower --cpus-per-task.",
-        )
-    image = spec.environment.image
-    if image is not None and not _IMAGE.fullmatch(image):
-        raise SpecError(
-            f"--image = {shown(image)} is no name of an image.",
-            field="--image",
-            hint="Write it as pytorch/pytorch:2.7.1-cuda12.8-cudnn9-runtime.",
-        )
+    _check_cores(spec)
     prices.affordable(spec)
     for limit in modal_limits.limits(spec):
         flag = "--" + limit.field.replace("_", "-")
@@ -89,11 +76,32 @@ def check(spec: JobSpec) -> None:
                 field="--volumes",
                 hint="Rename it.",
             )
-    if spec.environment.image is None and sys.version_info.minor not in _PYTHONS:
+    image = spec.environment.image
+    if image is not None and is_file(image):
+        raise SpecError(
+            f"--image = {image} is a file, and Modal takes its images from a registry.",
+            field="--image",
+            hint="Push it to a registry, and name it as team/image:tag.",
+        )
+    if image is not None:
+        registry_name(image)
+    elif sys.version_info.minor not in _PYTHONS:
         raise SpecError(
             f"This notebook has Python 3.{sys.version_info.minor}, of which Modal has no image.",
             field="--image",
             hint="Name an --image that has it, or use a kernel with Python 3.10 to 3.14.",
+        )
+
+
+def _check_cores(spec: JobSpec) -> None:
+    limit = parse(spec.extra.get("modal", ())).cpu_limit
+    asked = prices.cores(spec)
+    if limit is not None and limit < asked:
+        per_rank = f", {spec.ranks_per_node} x {spec.resources.cpus_per_task}" if spec.ranks_per_node > 1 else ""
+        raise SpecError(
+            f"--cpu-limit={limit:g} is below the cores asked for, {asked:g}{per_rank}.",
+            field="--modal",
+            hint="Raise the limit or lower --cpus-per-task.",
         )
 
 

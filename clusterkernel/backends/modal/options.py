@@ -28,6 +28,11 @@ __all__ = ["Options", "parse"]
 _GPU: Final = re.compile(r"([A-Za-z0-9-]+)([!+]?)(?::([0-9]{1,3}))?")
 # Of these the older generation may be insisted on, or the newer taken (Modal's GPU guide).
 _MARKED: Final = {"H100!", "B200+"}
+# Two of our names may be one of Modal's.
+_GPU_HINT: Final = (
+    f"Write one of {', '.join(dict.fromkeys(gpu_names.MODAL.values()))}, and at most {limits.HOST} "
+    f"({', '.join(f'{most} {name}' for name, most in gpu_names.MODAL_MOST.items())})."
+)
 
 
 def _is_gpu(text: str) -> bool:
@@ -89,12 +94,9 @@ def parse(options: Iterable[str]) -> Options:
         if key not in known:
             raise _error(option, "is no option of Modal's", nearest(key, known) or "Write --pip=PACKAGE.")
         if not equals or not known[key](value):
-            hint = (
-                f"Write one of {', '.join(dict.fromkeys(gpu_names.MODAL.values()))}, and at most 8."
-                if key == "gpu"
-                else ""
+            raise _error(
+                option, f"has a value that is no {key}", _GPU_HINT if key == "gpu" else f"Write --{key}=VALUE."
             )
-            raise _error(option, f"has a value that is no {key}", hint or f"Write --{key}=VALUE.")
         if key in _SEVERAL:
             several.setdefault(key, []).append(value)
         else:

@@ -64,10 +64,7 @@ class Poller:
             with ThreadPoolExecutor(min(_AT_ONCE, len(calls))) as pool:
                 seen = list(pool.map(lambda task: self._task(task, calls[task], every[task]), every))
             if all(one.state is JobState.QUEUED for one in seen):
-                if said := self._startup.failed():
-                    seen = self._give_up({task: every[task][str(task)] for task in every}, said) or seen
-                elif why := self._startup.waits_for:
-                    seen = [msgspec.structs.replace(one, reason=why) for one in seen]
+                seen = self._untaken(seen, {task: every[task][str(task)] for task in every})
             over = over and all(_ended(parts) or _failed(parts[str(task)]) for task, parts in every.items())
             if over and not progress.cleared:
                 progress.cleared = True
@@ -81,6 +78,8 @@ class Poller:
             return _told(task, place)
         place.call = place.call or call
         came = self._read(parts, over=bool(place.state))
+        if came and not self._folder.holder(task):
+            self._hold(task, place, self._stream.holder(task))
         if _ended(parts):
             return Observation(task=task, state=JobState.FINISHING, restarts=place.attempt)
         if place.state:
@@ -99,10 +98,19 @@ class Poller:
         state = JobState.RUNNING if place.begun else JobState.QUEUED
         return Observation(task=task, state=state, restarts=place.attempt)
 
+    def _untaken(self, seen: list[Observation], places: Mapping[int, Place]) -> list[Observation]:
+        """A job that no container has taken: it waits, or its containers end before they do."""
+
+        def taken() -> bool:
+            return any(self._stream.holder(task) not in ("", WITHDRAWN) for task in places)
+
+        if (said := self._startup.failed()) and not taken():
+            return self._give_up(places, said)
+        word = self._startup.waits(taken)
+        return [msgspec.structs.replace(one, reason=word) for one in seen]
+
     def _give_up(self, places: Mapping[int, Place], said: str) -> list[Observation]:
-        """End a job whose containers end before they take it, unless one took it after all."""
-        if any(self._stream.holder(task) not in ("", WITHDRAWN) for task in places):
-            return []
+        """End a job whose containers end before they take it."""
         for place in places.values():
             _note(place, JobState.LAUNCH_FAILED, f"Its containers end before they take the job: {said[:300]}")
             with contextlib.suppress(library().exception.NotFoundError):
@@ -171,11 +179,18 @@ class Poller:
             _note(place, JobState.SUCCEEDED, "")
         elif holder.startswith("fc-"):
             # Two copies were sent, and this is the one that was turned away.
-            events.claim(str(self._folder.path / "claims" / str(task)), holder)
-            self._folder.add_submission(Submission(platform_ids=((holder, task, 1),)), first=True)
-            place.call = holder
+            self._hold(task, place, holder)
         else:
             _note(place, JobState.CANCELLED, "It was taken back before it started.")
+
+    def _hold(self, task: int, place: Place, holder: str) -> None:
+        """Keep which copy of the job runs: the one that is asked about from now on."""
+        if holder in ("", WITHDRAWN):
+            return
+        if holder != place.call:
+            self._folder.add_submission(Submission(platform_ids=((holder, task, 1),)), first=True)
+            place.call = holder
+        events.claim(str(self._folder.path / "claims" / str(task)), holder)
 
     def _is_cancelled(self, task: int) -> bool:
         asked = self._folder.cancel_request()

@@ -13,7 +13,7 @@ from clusterkernel.formats import gpu_names
 from clusterkernel.spec import JobSpec, Stage
 from clusterkernel.units import format_duration
 
-__all__ = ["STAGE", "Price", "affordable", "hourly", "memory_limit", "note", "stage"]
+__all__ = ["STAGE", "Price", "affordable", "cores", "hourly", "memory_limit", "note", "stage"]
 
 #: The stage of a spec that says what steps need which are done without GPUs.
 STAGE: Final = "preprocess"
@@ -50,6 +50,11 @@ def memory_limit(spec: JobSpec) -> int | None:
     return limit
 
 
+def cores(spec: JobSpec) -> float:
+    """Cores that a container asks for: Modal gives some where none are named."""
+    return spec.resources.cpus_per_task * spec.ranks_per_node if spec.resources.cpus_per_task else _CORES
+
+
 def stage(spec: JobSpec) -> Stage:
     """What the steps without GPUs ask for."""
     return next((stage for stage in spec.stages if stage.name == STAGE), Stage(name=STAGE))
@@ -69,11 +74,11 @@ def hourly(spec: JobSpec) -> Price:
     """The price of a job: of several kinds of GPUs that of the dearest."""
     price = rates.known().prices
     devices = max((price[name] * count for name, count in _kinds(spec)), default=0.0)
-    cores = spec.resources.cpus_per_task * spec.ranks_per_node if spec.resources.cpus_per_task else _CORES
+    asked = cores(spec)
     memory = spec.resources.memory or _MEMORY
     factor = spec.resources.nodes * (_REGION if spec.schedule.region else 1.0)
     limit = parse(spec.extra.get("modal", ())).cpu_limit
-    most_cores = max(cores, limit if limit is not None else cores + _SPARE)
+    most_cores = limit if limit is not None else asked + _SPARE
     most_memory = max(memory, memory_limit(spec) or 0)
 
     def cost(cores: float, memory: int) -> float:
@@ -81,7 +86,7 @@ def hourly(spec: JobSpec) -> Price:
 
     first = stage(spec)  # before the rest, and so not beside it
     return Price(
-        asked=factor * (devices + cost(cores, memory)),
+        asked=factor * (devices + cost(asked, memory)),
         most=factor * max(devices + cost(most_cores, most_memory), cost(first.cpus_per_task or 0, first.memory or 0)),
     )
 

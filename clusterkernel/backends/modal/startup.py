@@ -2,16 +2,16 @@
 
 Modal starts such containers again and again, and the call waits. Some ends it
 makes the call's own in time (what the function's file raised, says its
-client); of others only the app's log tells. Of those that end without a word
-nothing tells: then the job's reason says that it has waited for long, and
-whether there are containers at all.
+client); of others only the app's log tells. Of those that print nothing
+nobody tells: they look as a job does that waits for GPUs, which is all that is
+said of it then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from clusterkernel.backends.modal.app import FIRST, FUNCTION
@@ -28,12 +28,12 @@ _QUIET: Final = 30.0
 # Seconds until the log is first looked at, and the longest time between two looks.
 _FIRST, _LONGEST = 5.0, 30.0
 _ENTRIES: Final = 200
-# Seconds that a job may wait before it is said what for.
-_USUAL: Final = 120.0
-_NONE_YET: Final = (
-    'Modal has started no container for it yet: what it asks for may be taken; --modal "--gpu=TYPE" names others.'
+# Seconds after which a person is told that a job waits for long.
+_LONG: Final = 300.0
+_WAITS: Final = (
+    "No container has taken it yet: Modal may have none free of what it asks for, or they end before they say a word. "
+    "Modal's page of the app {app} tells which; %cluster_cancel {job} ends it."
 )
-_NOT_TAKEN: Final = "Modal starts containers for it, but none has taken the job yet: its app's page shows what they do."
 
 
 class Startup:
@@ -54,9 +54,8 @@ class Startup:
     def __init__(self, folder: JobFolder, app: str, client: Any, environment: str | None) -> None:
         self._folder, self._app, self._client, self._environment = folder, app, client, environment
         self._pause = _FIRST
-        self._due = time.monotonic() + self._pause
-        self._since = time.monotonic()
-        self.waits_for = ""  # as far as Modal tells, once it has waited for long
+        now = time.monotonic()
+        self._due, self._due_word, self._word = now + self._pause, now + _LONG, ""
 
     def failed(self) -> str:
         """The last line of containers that ended too early; empty where nothing says that, or it is too soon."""
@@ -71,6 +70,13 @@ class Startup:
         if time.monotonic() - self._since >= _USUAL:
             self.waits_for = _NOT_TAKEN if self._containers() else _NONE_YET
         return ""
+
+    def waits(self, taken: Callable[[], bool]) -> str:
+        """What a person should know of a job that is not `taken` by any container; empty where it is too soon."""
+        if time.monotonic() >= self._due_word:
+            self._due_word = time.monotonic() + _LONGEST
+            self._word = "" if taken() else _WAITS.format(app=self._app, job=self._folder.id)
+        return self._word
 
     def keep(self, call: str) -> None:
         """Keep what the containers printed where `Job.logs` looks for it."""

@@ -216,11 +216,25 @@ class Stream:
         modal = library()
         key, place = self.folder.record.key, {"environment_name": self._environment, "client": self._client}
 
+        def stop_begun() -> None:
+            """A sender that was killed leaves an app that is not deployed: it has no name, and is described by it."""
+            if not hasattr(modal.Environment, "apps"):  # of a client that cannot list them
+                raise modal.exception.NotFoundError
+            made = modal.Environment
+            where = made.from_name(self._environment, client=self._client) if self._environment else None
+            listed = (where or made.from_context(client=self._client)).apps.list()
+            begun = [one for one in listed if one.name is None and one.description == app]
+            for one in begun:
+                one.stop(client=self._client)
+            if not begun:
+                raise modal.exception.NotFoundError
+
         def remove_files() -> None:
             modal.Volume.from_name(VOLUME, **place).remove_file(key, recursive=True)
 
         steps: dict[str, Callable[[], object]] = {
             "app": lambda: modal.App.lookup(app, **place).stop(client=self._client),
+            "unfinished app": stop_begun,
             "files": remove_files,
             "Dict": lambda: modal.Dict.objects.delete(stream_name(key), **place),
         }

@@ -31,7 +31,14 @@ __all__ = ["cancel", "clear", "find", "refuse_image", "submit", "text", "withdra
 LARGEST: Final = 4 << 30
 _AT_ONCE: Final = 8
 _RATES_PATIENCE: Final = 10.0
-_PYTHON: Final = re.compile(r"(?<![A-Za-z])(?:py|python:?)-?3(?:\.(\d{1,2})|(1\d|[6-9]))(?!\d)", re.ASCII)
+_OLDEST: Final = (3, 10)  # Python that runs us
+# ``py3.11``, ``python-3.11``, ``python311``, and the tags of images that are called python: of ``pytorch:2.3.9`` and
+# ``-cu12.4`` it is not the Python.
+_PYTHON: Final = re.compile(
+    r"(?<![a-z])py(?:thon)?[:_-]?(?:(2)\.?(7)|(3)\.([0-9]{1,2})|(3)([5-9]|1[0-9]))(?![0-9])"
+    r"|(?:^|/)python:(?:[a-z0-9]+-)*(3)\.([0-9]{1,2})(?![0-9])",
+    re.IGNORECASE,
+)
 
 
 def refuse_image(record: JobRecord) -> None:
@@ -45,15 +52,24 @@ def refuse_image(record: JobRecord) -> None:
     image = record.spec.environment.image
     if image is None or record.payload.kind == "command":
         return
-    told = _PYTHON.search(image)
-    minor = int(told[1] or told[2]) if told else sys.version_info.minor
-    if minor != sys.version_info.minor:
-        here = f"3.{sys.version_info.minor}"
+    told, here = _python(image), sys.version_info[:2]
+    if told is not None and told != here:
+        there, ours = (".".join(map(str, version)) for version in (told, here))
+        other = f", or a kernel with Python {there}" if told >= _OLDEST else ""
         raise SpecError(
-            f"--image = {image} has Python 3.{minor}, and this notebook {here}: cells and functions need the same.",
+            f"--image = {image} has Python {there}, and this notebook {ours}: cells and functions need the same.",
             field="--image",
-            hint=f"Choose an image with Python {here}, or a kernel with Python 3.{minor}.",
+            hint=f"Choose an image with Python {ours}{other}.",
         )
+
+
+def _python(image: str) -> tuple[int, int] | None:
+    """The Python that an image's name tells of; the tag has the last word."""
+    told = None
+    for match in _PYTHON.finditer(image):
+        major, minor = filter(None, match.groups())
+        told = int(major), int(minor)
+    return told
 
 
 def stream_of(folder: JobFolder) -> Stream:

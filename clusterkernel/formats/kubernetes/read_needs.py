@@ -69,6 +69,7 @@ def _size(found: Found, tree: Tree) -> tuple[int, bool] | None:
 
 def _memory(found: Found, request: Tree, limit: Tree) -> None:
     asked, most = _size(found, request), _size(found, limit)
+    _not_below(found, limit, asked and asked[0], most and most[0])
     if asked is not None:
         _sized(found, request, "memory", asked)
     if most is not None and asked is not None and most[0] > asked[0]:
@@ -77,6 +78,11 @@ def _memory(found: Found, request: Tree, limit: Tree) -> None:
         if asked is None:
             found.values["memory"] = most[0]
         found.row(limit, "memory")
+
+
+def _not_below(found: Found, limit: Tree, asked: float | None, most: float | None) -> None:
+    if asked is not None and most is not None and most < asked:
+        raise found.error(limit, "is below what is requested.", "Raise the limit or lower the request.")
 
 
 def _sized(found: Found, tree: Tree, field: str, size: tuple[int, bool]) -> None:
@@ -105,7 +111,9 @@ def _cpus(found: Found, request: Tree, limit: Tree) -> None:
         told, "cpus_per_task", How.EXACT if whole else How.CHANGED, "" if whole else "It is rounded up to whole cores."
     )
     if told is request and limit.value is not None:
-        same = words.read_quantity(str(limit.value)) == size
+        most = words.read_quantity(str(limit.value))
+        _not_below(found, limit, float(size), None if most is None else float(most))
+        same = most == size
         why = "" if same else "A second number for cores has no place: the request counts."
         found.row(limit, "cpus_per_task" if same else None, How.EXACT if same else How.DROPPED, why)
 

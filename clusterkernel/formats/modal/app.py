@@ -10,7 +10,6 @@ Source: the modal client 1.6 and Modal's guide. The client checks little, so
 
 from __future__ import annotations
 
-import posixpath
 import re
 from typing import Final
 
@@ -213,8 +212,7 @@ class _App:
                 name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[:64].strip("-") or "volume"
                 why = "A volume's name here holds letters, digits, dashes, dots and underscores."
                 self.report.changed(f"volumes.{volume.name}", "Volume.from_name", name, why)
-            place = posixpath.normpath(volume.mount)
-            made[place] = Source(f"modal.Volume.from_name({literal(name)}, create_if_missing=True)")
+            made[volume.place] = Source(f"modal.Volume.from_name({literal(name)}, create_if_missing=True)")
         for number, mount in enumerate(self.program.mounts):
             why = f"{mount.source} is a path of the cluster's nodes: put its files onto a volume."
             self.report.dropped(f"program.mounts.{number}", why)

@@ -77,12 +77,21 @@ def limits(spec: JobSpec) -> Iterator[Limit]:
             change=set_field("ephemeral_disk", LARGEST_DISK),
         )
     for volume in spec.storage.volumes:
-        if (volume.mount.rstrip("/") or "/") in _TAKEN:
+        if volume.place in _TAKEN:
             yield Limit(
                 rule="modal-mount",
                 field="volumes",
                 message=f"--volumes {volume.name}:{volume.mount}: Modal mounts nothing at {volume.mount}.",
                 hint="Mount it below, such as /data.",
+            )
+    mounts: dict[str, str] = {}
+    for volume in spec.storage.volumes:
+        if (other := mounts.setdefault(volume.name, volume.place)) != volume.place:
+            yield Limit(
+                rule="modal-volume",
+                field="volumes",
+                message=f"--volumes {volume.name} is mounted at {other} and {volume.place}: Modal mounts it once.",
+                hint="Keep one of them: the other can be a link to it, made by a --setup line.",
             )
 
 
