@@ -6,7 +6,6 @@ checked field by field, with the name they used in each error.
 
 from __future__ import annotations
 
-import posixpath
 import shlex
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType

@@ -20,7 +20,6 @@ import clusterkernel as ck
 from clusterkernel import errors, secretstore, submission, submitter
 from clusterkernel.backends import registry
 from clusterkernel.backends.modal import app, rates, startup, volumes
-from clusterkernel.backends.modal.backend import ModalBackend
 from clusterkernel.backends.modal.client import connect, library
 from clusterkernel.backends.modal.submit import stream_of
 from clusterkernel.jobview import summary
@@ -656,47 +655,6 @@ def test_a_submission_whose_answer_got_lost_runs_once(platform: platforms.Platfo
     assert modal_server.ask()["calls"] == before + 2
     until(lambda: idle(modal_server), "the second copy ends")
     assert count() == 2, "the job itself ran once"
-
-
-# Another kernel that holds the same job to be unsent: it sends it as `submit` does, once told to.
-_SENDS = """
-import sys
-from pathlib import Path
-from clusterkernel.backends.modal import submit
-from clusterkernel.jobfolder import JobFolder
-folder = JobFolder(Path(sys.argv[1]))
-print("ready", flush=True)
-sys.stdin.readline()
-print(submit.submit(folder).platform_ids[0][0], flush=True)
-"""
-
-
-def test_kernels_that_send_one_job_at_once_let_one_copy_run(
-    platform: platforms.Platform, modal_server: ModalServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # None has heard of the others' calls, as where a job folder was copied, or its file system lags.
-    def fail(*_: object) -> None:
-        raise errors.BackendUnavailable("Modal does not answer.")
-
-    monkeypatch.setattr(ModalBackend, "submit", fail)
-    count = marker(platform.shared)
-    job = platform.executor().submit(count)
-    command = [sys.executable, "-c", _SENDS, str(job.folder.path)]
-    kernels = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    for kernel in kernels:
-        assert kernel.stdout is not None
-        assert kernel.stdout.readline() == "ready\n"
-    for kernel in kernels:
-        assert kernel.stdin is not None
-        kernel.stdin.write("\n")
-        kernel.stdin.flush()
-    said = [kernel.communicate(timeout=LIMIT)[0].strip() for kernel in kernels]
-    assert all(call.startswith("fc-") for call in said), said
-    assert len(set(said)) > 1, "several copies were sent"
-    until(lambda: idle(modal_server), "all copies end")
-    assert count() == 2, "the job itself ran once"
-    assert stream_of(job.folder).holder(0) in said
-    assert job.result(LIMIT) == 1, "this kernel finds the copy that ran"
 
 
 def test_a_submission_of_which_no_answer_came_is_found(platform: platforms.Platform, modal_server: ModalServer) -> None:

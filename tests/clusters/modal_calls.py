@@ -161,17 +161,6 @@ class Calls:
             )
         return response
 
-    async def FunctionGetCurrentStats(self, request: Any) -> Any:
-        """What waits, and how many containers there are (the client's own words for `get_current_stats`)."""
-        if request.function_id not in self.functions:
-            raise GRPCError(Status.NOT_FOUND, f"Function {request.function_id} not found")
-        here = [each for each in self.containers.values() if each.function == request.function_id]
-        return api_pb2.FunctionStats(
-            backlog=sum(one.function == request.function_id for one in self.queued),
-            num_total_tasks=len(here),
-            num_running_inputs=sum(each.input is not None for each in here),
-        )
-
     async def FunctionCallCancel(self, request: Any) -> Any:
         """What waits is TERMINATED; what runs hears of it in a heartbeat, or is killed (facts, section 4: cancel)."""
         inputs = self.calls.get(request.function_call_id)

@@ -22,7 +22,7 @@ from clusterkernel.fields import build
 from clusterkernel.formats.kubernetes import words
 from clusterkernel.formats.kubernetes import writer as kubernetes
 from clusterkernel.formats.kubernetes.yaml import dump, load
-from clusterkernel.formats.model import How, Mount, Program, Runs, Step
+from clusterkernel.formats.model import How, Program, Runs, Step
 from clusterkernel.spec import Array, JobSpec, Stage
 from tests.unit.kubernetes_judge import judge
 from tests.unit.specs import kept, kinds, programs, specs

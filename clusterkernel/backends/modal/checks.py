@@ -30,8 +30,6 @@ _LEFT_OUT: Final = MappingProxyType(
     {"account": "Modal charges the workspace", "qos": "Modal has no quality of service", "priority": "Modal has none"}
 )
 _REGION: Final = re.compile(r"[a-z]{2,3}(-[a-z]+)*(-[0-9])?")
-#: As registries have it: host, path, tag, digest.
-_IMAGE: Final = re.compile(r"(?:(?:docker|oras|dockerd)://)?[A-Za-z0-9][\w.#/:@+-]*", re.ASCII)
 #: Pythons that Modal's own image can have (the client's list of 2026).
 _PYTHONS: Final = range(10, 15)
 

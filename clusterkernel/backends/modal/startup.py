@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from clusterkernel.backends.modal.app import FIRST, FUNCTION
 from clusterkernel.backends.modal.client import library
 from clusterkernel.files import make_private, write_atomic
 from clusterkernel.jobfolder import JobFolder
@@ -65,11 +64,7 @@ class Startup:
         self._pause = min(self._pause * 1.5, _LONGEST)
         self._due = time.monotonic() + self._pause
         said = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        if ended(last) >= _ENOUGH:
-            return said
-        if time.monotonic() - self._since >= _USUAL:
-            self.waits_for = _NOT_TAKEN if self._containers() else _NONE_YET
-        return ""
+        return said if ended(last) >= _ENOUGH else ""
 
     def waits(self, taken: Callable[[], bool]) -> str:
         """What a person should know of a job that is not `taken` by any container; empty where it is too soon."""
@@ -85,16 +80,6 @@ class Startup:
             path = self._folder.launch_log(call)
             make_private(path.parent)
             write_atomic(path, "\n".join([*lines, ""]).encode("utf-8", "surrogateescape"))
-
-    def _containers(self) -> int:
-        """How many containers the job's functions have."""
-        modal, found = library(), 0
-        for name in (FIRST, FUNCTION):
-            with contextlib.suppress(modal.exception.NotFoundError):  # not every job has a first step
-                function = modal.Function.from_name(self._app, name, environment_name=self._environment)
-                function.hydrate(self._client)
-                found += function.get_current_stats().num_total_runners
-        return found
 
     def _log(self) -> tuple[dict[str, float], list[str]]:
         """When each container last wrote to the app's log, and that log's last lines."""
