@@ -537,6 +537,12 @@ def test_a_label_that_sbatch_would_refuse_is_dropped(label: str) -> None:
     assert (row.how, bool(row.reason)) == (How.DROPPED, True)
 
 
+@pytest.mark.parametrize("kind", ["{name: a}", "[Job]", "5", "", "null"])
+def test_a_kind_is_a_word(kind: str) -> None:
+    with pytest.raises(FormatError, match="it has no kind"):
+        read(change(PLAIN, "kind: Job", f"kind: {kind}"))
+
+
 def test_a_type_without_gpus_is_dropped() -> None:
     rows = convert(change(PLAIN, "nvidia.com/gpu: 8, ", ""), "slurm").rows
     [row] = [row for row in rows if "nodeSelector" in row.source]

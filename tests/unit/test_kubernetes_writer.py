@@ -609,6 +609,7 @@ def test_nodes_meet_under_the_real_torchrun(tmp_path: Path) -> None:
     finally:
         for node in nodes:
             node.kill()
+            node.wait()
     assert (tmp_path / "prepared").exists()
     assert [(tmp_path / f"rank{rank}").read_text() for rank in range(4)] == ["4 6.0"] * 4
 

@@ -71,7 +71,7 @@ def _substituted(text: str, values: Mapping[str, str]) -> str:
 
 def _read(documents: list[Tree], name: str) -> Parsed:
     for document in documents:
-        if not isinstance(document.value, dict) or "kind" not in document.value:
+        if not isinstance(document.value, dict) or not isinstance(document.value.get("kind"), str):
             where = f"{name}, line {document.line or 1}"
             raise FormatError(f"{where}: it is no manifest, for it has no kind.", hint="Is it the right file?")
     jobs = [document for document in documents if document.value["kind"] in _KINDS]
