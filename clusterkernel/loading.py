@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -44,6 +46,10 @@ _ERRORS: Final[Mapping[JobState, type[JobError]]] = {
     JobState.LOST: JobLost,
 }
 _TAIL_LINES: Final = 20
+#: Seconds from a job's end on in which a file of it may not be visible yet: NFS clients keep what a folder held for up
+#: to a minute (acdirmax, nfs(5)), also where they have seen the outcome already.
+_LATE: Final = 60.0
+_LOOK: Final = 0.2
 #: For a name that could not be saved.
 MEND: Final = "Let the cell set it to what can be (a state, a path), and send it again."
 
@@ -68,6 +74,16 @@ def _first(job: Job) -> Path:
     return dirs[0] if dirs else job.out(0) / "rank-0"
 
 
+def _await_file(job: Job, *paths: Path) -> None:
+    """Wait until one of the files that an ended job has left is visible, as far as it may only be late."""
+    now = time.time()
+    until = time.monotonic() + min(_LATE, (job.truth.ended or now) + _LATE - now)
+    while not any(path.is_file() for path in paths) and time.monotonic() < until:
+        with contextlib.suppress(OSError):
+            os.listdir(paths[0].parent)  # so that the client asks its server
+        time.sleep(_LOOK)
+
+
 def _verify(job: Job, out: Path) -> None:
     """Refuse what another user could have written to, before anything that a process left is unpickled."""
     outputs = out / "outputs"
@@ -89,6 +105,7 @@ def value_of(job: Job) -> Any:
     from clusterkernel.payload import results
 
     out = _first(job)
+    _await_file(job, out / "result.pkl")
     _verify(job, out)
     return results.load_result(out, namespace(), job.folder.payload)
 
@@ -99,6 +116,9 @@ def results_of(job: Job) -> list[Any]:
 
     dirs = [out for rank in range(job.spec.processes) for out in result_dirs(job, rank)]
     for out in dirs:
+        _await_file(job, out / "report.json")
+        if results.is_promised(out):
+            _await_file(job, out / "result.pkl")
         _verify(job, out)
     return [
         results.load_result(out, namespace(), job.folder.payload) if (out / "result.pkl").is_file() else None
@@ -181,6 +201,7 @@ class Outputs(Mapping[str, Any]):
             raise ResultFailed(f"{name!r} of job {job.id} could not be saved: {error}.", job_id=job.id, hint=MEND)
         from clusterkernel.payload import results
 
+        _await_file(job, self.path(name))
         _verify(job, _first(job))
         return results.load_output(self.path(name), namespace(), job.folder.payload)
 

@@ -13,7 +13,7 @@ import msgspec
 from clusterkernel.errors import ResultFailed
 from clusterkernel.runtime.pickling import Loader, MissingClass, Unpickler, peek
 
-__all__ = ["load_error", "load_output", "load_result"]
+__all__ = ["is_promised", "load_error", "load_output", "load_result"]
 
 # Classes that came back by definition, so that all files of a job share them: job's payload -> key -> class.
 _KNOWN: Final[dict[str, weakref.WeakValueDictionary[Any, type]]] = {}
@@ -137,6 +137,11 @@ def load_error(out: Path, namespace: dict[str, Any], payload_dir: Path) -> BaseE
     except (FileNotFoundError, ResultFailed):
         return None
     return error if isinstance(error, BaseException) else None
+
+
+def is_promised(out: Path) -> bool:
+    """Whether a process says that it left a result in its folder."""
+    return bool(_report(out).get("result", "none") != "none")
 
 
 def _report(out: Path) -> dict[str, Any]:

@@ -76,6 +76,8 @@ class PlainKernel:
         """The next line that it prints."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
+        if not line:
+            self._reader.join(10)  # it has said all, and that is being read
         assert line, "".join(self.errors) or f"it ended: {self.process.poll()}"
         return line.rstrip("\n")
 
