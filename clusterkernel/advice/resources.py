@@ -135,6 +135,8 @@ def time_missing(case: Case) -> Iterator[Advice]:
     """No time limit."""
     if case.spec.schedule.time is not None or "time" in _slurm_options(case):
         return
+    if case.spec.backend == "modal" and case.spec.max_cost is not None:
+        return  # it is the time that this buys
     backend, default = case.spec.backend, case.facts.default_time
     if backend == "slurm":
         limit = f"{format_duration(default)} here" if default else "unlimited, or too short"

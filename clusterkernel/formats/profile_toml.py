@@ -28,6 +28,8 @@ _LARGEST: Final = 1 << 18
 _DOTS: Final = 200
 _TABLE: Final = re.compile(r"\s*\[\s*profiles\s*\.\s*(\"[^\"]*\"|'[^']*'|[\w-]+)\s*(?:\.\s*(\w+)\s*)?\]", re.ASCII)
 _KEY: Final = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*(?:=|\.)", re.ASCII)
+#: Platforms whose files are written, and to which no job is sent.
+_TEXT_ONLY: Final = ("kubernetes", "baseten")
 _NO_PROGRAM: Final = "A profile says where a run runs, and not what it runs."
 
 
@@ -175,7 +177,7 @@ def _rows(key: str, value: Any, line: int | None, label: str) -> Iterator[Source
 
 
 def _shown(key: str, value: object) -> str:
-    if secrets.is_name(key):
+    if key != "secrets" and secrets.is_name(key):  # those are names
         return secrets.HIDDEN
     if isinstance(value, Mapping):
         return ", ".join(
@@ -211,6 +213,10 @@ def write(spec: JobSpec, program: Program) -> Written:
     report = Report()
     spec = by_name(spec, report)
     values = fields.values(spec)
+    if spec.backend in _TEXT_ONLY:
+        del values["backend"]
+        why = f"No job is sent to {spec.backend} yet: name another backend, here or with --backend."
+        report.assumed("backend", "", "", why)
     for key in values:
         report.exact("extra.slurm" if key == "sbatch" else key, key, _shown(key, values[key]))
     for name, text in spec.environment.env.items():

@@ -543,6 +543,13 @@ def test_a_kind_is_a_word(kind: str) -> None:
         read(change(PLAIN, "kind: Job", f"kind: {kind}"))
 
 
+def test_a_profile_of_a_manifest_names_no_backend() -> None:
+    text, _ = told(PLAIN, "profile")
+    assert "backend" not in text
+    [row] = [row for row in convert(PLAIN, "profile").rows if row.field == "backend"]
+    assert row.how is How.ASSUMED
+
+
 def test_a_type_without_gpus_is_dropped() -> None:
     rows = convert(change(PLAIN, "nvidia.com/gpu: 8, ", ""), "slurm").rows
     [row] = [row for row in rows if "nodeSelector" in row.source]

@@ -238,6 +238,12 @@ def test_the_price_of_eight_gpus() -> None:
     assert dearest.asked == pytest.approx(3600 * (0.001097 + 0.125 * (0.0000131 + 0.00000222)), rel=1e-3)
 
 
+def test_the_file_says_the_time_that_the_run_gets() -> None:
+    text = app.text(record(spec(gpus_per_node="h100:8", time="4h", max_cost=20.0)), "/tmp/runtime")
+    assert "at most 4h" not in text
+    assert "at most 3" in text.partition("\n")[0], "some 35 minutes"
+
+
 def test_a_ceiling_becomes_the_time_that_it_buys() -> None:
     wanted = spec(gpus_per_node="h100:8", max_cost=20, attempts=2, time="10h")
     bought = prices.affordable(wanted)

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from clusterkernel.backends.modal import prices
 from clusterkernel.backends.modal.options import Options
 from clusterkernel.backends.modal.options import parse as parse_options
@@ -82,7 +84,7 @@ def text(record: JobRecord, runtime: str, *, staged: bool = False) -> str:
     spec = record.spec
     options = parse_options(spec.extra.get("modal", ()))
     parts = [
-        f'"""Job {record.id}, {_readable(record)}: {describe(spec)}. Written by clusterkernel."""',
+        f'"""Job {record.id}, {_readable(record)}: {_about(spec)}. Written by clusterkernel."""',
         "import modal",
         f"app = {_app(record)}",
         f"image = {_image(record, options, runtime)}",
@@ -101,8 +103,14 @@ def text(record: JobRecord, runtime: str, *, staged: bool = False) -> str:
     return written
 
 
+def _about(spec: JobSpec) -> str:
+    """What it is, with the time that it gets."""
+    schedule = msgspec.structs.replace(spec.schedule, time=time_limit(spec))
+    return describe(msgspec.structs.replace(spec, schedule=schedule))
+
+
 def _function(name: str, record: JobRecord, limit: int, more: str) -> str:
-    doc = describe(record.spec) if name == FUNCTION else "What needs no GPU, before the rest"
+    doc = _about(record.spec) if name == FUNCTION else "What needs no GPU, before the rest"
     arguments = f"{literal(record.key)}, task, {limit}, volumes, {prices.affordable(record.spec)}{more}"
     return (
         f"def {name}(task: int) -> dict:\n"
